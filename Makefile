@@ -1,0 +1,67 @@
+# branchgrpo: everything runs in ./.venv, which the first target that needs it makes.
+#
+#   make demo    train on handwritten digits with three methods, write runs/demo/report.html
+#   make test    tests that take seconds                                (minutes in all)
+#   make check   formatting, types, import contracts, the demo, every test
+#   make venv    only the virtual environment
+#   make clean   remove what was generated here, the virtual environment last
+
+# The first Python that is new enough; `make PYTHON=/path/to/python` names another.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ROOMS := reference optimized properties conformance
+SOURCES := $(ROOMS) tests
+
+# The tensors of the tests and of the demo are small: more threads than this only wait for each other.
+OMP_NUM_THREADS ?= 2
+export OMP_NUM_THREADS
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+MAKEFLAGS += --no-print-directory
+
+.PHONY: help venv demo test check lint types imports demo-check format clean
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "branchgrpo needs Python 3.11 or newer; name one: make PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/branchgrpo demo
+
+test: $(STAMP)
+	$(BIN)/pytest -m "not slow" -rs
+
+check: lint types imports demo-check
+	$(BIN)/pytest -rs
+
+lint: $(STAMP)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+
+types: $(STAMP)
+	$(BIN)/mypy $(ROOMS)
+
+imports: $(STAMP)
+	$(BIN)/lint-imports --no-logo
+
+demo-check: $(STAMP)
+	$(BIN)/branchgrpo demo --check
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+clean:
+	rm -rf runs dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV)
