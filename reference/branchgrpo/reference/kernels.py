@@ -2,11 +2,10 @@
 
 import math
 
-from jaxtyping import Float
-from torch import Tensor
-
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.types import Kernel, KernelKind
+from jaxtyping import Float
+from torch import Tensor
 
 
 def denoised(x: Float[Tensor, "*latent"], v: Float[Tensor, "*latent"], sigma: float) -> Float[Tensor, "*latent"]:

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float64
-from torch import Tensor
-
 from branchgrpo.reference.errors import OptionError
 from branchgrpo.reference.options import Normalization
 from branchgrpo.reference.reward import NodeValues
 from branchgrpo.reference.tree import Node, Tree
+from jaxtyping import Float64
+from torch import Tensor
 
 NodeAdvantages = dict[Node, Float64[Tensor, ""]]
 """An advantage a node; the advantage of an edge is that of the child it ends in."""
@@ -44,11 +43,13 @@ def standardise(
 
 
 def in_scope(scope: str, tree: Tree, other: Tree) -> bool:
-    """Whether ``other`` belongs to ``tree``'s scope: the tree, the trees of its prompt, or the batch.  Clause: NORM-2."""
+    """Whether ``other`` is in ``tree``'s scope: the tree, the trees of its prompt, or the batch.  Clause: NORM-2."""
     return scope == "batch" or other is tree or (scope == "prompt" and other.prompt.id == tree.prompt.id)
 
 
-def group(scope: str, tree: Tree, trees: Sequence[Tree], depth: int, column: NodeAdvantages) -> Float64[Tensor, "nodes"]:
+def group(
+    scope: str, tree: Tree, trees: Sequence[Tree], depth: int, column: NodeAdvantages
+) -> Float64[Tensor, "nodes"]:
     """Values of N_d: the nodes at depth d of the scope.  Clause: NORM-2."""
     members = [node for other in trees if in_scope(scope, tree, other) for node in other.level(depth)]
     return torch.stack([column[node] for node in members])

@@ -1,4 +1,4 @@
-"""The protocols that models, rewards, noise and implementations are written against (spec: rollout, reward, noise, trace)."""
+"""The protocols that models, rewards and noise sources are written against (spec: rollout, reward, noise)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +6,8 @@ from enum import StrEnum
 from typing import Literal, Protocol, Self
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
-
-from branchgrpo.reference.options import Fusion, Normalization, Objective, PruningRule
-from branchgrpo.reference.plan import Plan
-from branchgrpo.reference.types import Reduction
 
 
 @dataclass(frozen=True)
@@ -26,8 +22,8 @@ class Prompt:
 class Guidance:
     """How guidance enters the velocity (ROLL-4).
 
-    ``none``: not at all.  ``embedded``: the scale is an input of the network.  ``classifier_free``: v = v⁻ + w·(v⁺ − v⁻);
-    the model evaluates both branches *inside* its call, in one batch, with gradients through both: the velocity of the
+    ``none``: not at all.  ``embedded``: the scale is an input of the network.
+    ``classifier_free``: v = v⁻ + w·(v⁺ − v⁻); the model evaluates both branches *inside* its call, in one batch, with gradients through both: the velocity of the
     rollout and of the update is therefore one and the same function, and no caller can forget guidance in training.
     """
 
@@ -123,114 +119,4 @@ class NoiseSource(Protocol):
         self, keys: NoiseKeys, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Float[Tensor, "draws *latent"]:
         """One draw of ``shape`` a key."""
-        ...
-
-
-Levels = tuple[Tensor, ...]
-"""Entry d holds the nodes of depth d, ``[prompts, R·n_d, *rest]``, roots outermost, then level order: the children of
-node j are nodes j·K … j·K + K − 1 of the next level (TRACE-2)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """A rollout as flat level-order arrays, the interchange between implementations (TRACE-1 … TRACE-3).
-
-    Attributes:
-        plan: the plan that was rolled out.
-        prompts: one a tree bundle.
-        states: depth 0 … T, as stored (realised-action rule): ``[prompts, R·n_d, *latent]``.
-        means: depth 1 … T, entry d − 1 for depth d; transition mean of the edge that ends there.
-        stds: ``[T]`` standard deviation of every step.
-        log_probs: entry d − 1 for depth d, ``[prompts, R·n_d]`` float64; None where the step is deterministic.
-    """
-
-    plan: Plan
-    prompts: tuple[Prompt, ...]
-    states: Levels
-    means: Levels
-    stds: Float64[Tensor, "steps"]
-    log_probs: tuple[Float64[Tensor, "prompts nodes"] | None, ...]
-
-
-class Implementation(Protocol):
-    """What properties and conformance drive: named operations on arrays, all noise passed in (TRACE-4).
-
-    An implementation lists the operations that it has in ``capabilities``; a missing one is reported as unsupported.
-    """
-
-    name: str
-    spec_version: str
-    capabilities: frozenset[str]
-
-    def transition(
-        self, plan: Plan, step: int, x: Float[Tensor, "items *latent"], velocity: Float[Tensor, "items *latent"]
-    ) -> tuple[Float[Tensor, "items *latent"], float]:
-        """Mean and std of step ``step`` (KERN-1 … KERN-5)."""
-        ...
-
-    def branch_noise(
-        self, shared: Float[Tensor, "parents *latent"], private: Float[Tensor, "parents K *latent"], spread: float
-    ) -> Float[Tensor, "parents K *latent"]:
-        """ξ_b = a·ξ₀ + c·η_b (NOISE-1)."""
-        ...
-
-    def log_probability(
-        self,
-        child: Float[Tensor, "items *latent"],
-        mean: Float[Tensor, "items *latent"],
-        std: float,
-        reduction: Reduction,
-    ) -> Float64[Tensor, "items"]:
-        """log N(child; mean, std²) (LOGP-1, LOGP-2)."""
-        ...
-
-    def rollout(
-        self,
-        plan: Plan,
-        model: VelocityModel,
-        prompts: Sequence[Prompt],
-        condition: Condition,
-        noise: NoiseSource,
-        *,
-        latent_shape: Sequence[int],
-        dtype: torch.dtype,
-        storage_dtype: torch.dtype,
-        reduction: Reduction,
-        iteration: int,
-    ) -> Trace:
-        """Grow every prompt's trees (ROLL-1 … ROLL-5)."""
-        ...
-
-    def fuse(self, trace: Trace, rewards: Float64[Tensor, "prompts leaves models"], options: Fusion) -> Levels:
-        """Node values, ``[prompts, R·n_d, models]`` (FUSE-1 … FUSE-6)."""
-        ...
-
-    def normalize(self, plan: Plan, values: Levels, weights: Sequence[float], options: Normalization) -> Levels:
-        """Advantages, ``[prompts, R·n_d]``, after the weighted sum and the clip (NORM-1 … NORM-7)."""
-        ...
-
-    def leaf_keys(
-        self, plan: Plan, values: Levels, weights: Sequence[float], options: Normalization
-    ) -> Float64[Tensor, "prompts leaves"]:
-        """Keys by which pruning orders the leaves of a tree (PRUNE-2)."""
-        ...
-
-    def prune(
-        self, plan: Plan, keys: Float64[Tensor, "prompts leaves"], rules: Sequence[PruningRule], iteration: int
-    ) -> tuple[Bool[Tensor, "prompts nodes"], ...]:
-        """Edges that stay, entry d − 1 for child depth d (PRUNE-1 … PRUNE-6)."""
-        ...
-
-    def objective(
-        self,
-        trace: Trace,
-        model: VelocityModel,
-        condition: Condition,
-        advantages: Levels,
-        kept: tuple[Bool[Tensor, "prompts nodes"], ...],
-        options: Objective,
-        reduction: Reduction,
-        reference_model: VelocityModel | None,
-    ) -> Float64[Tensor, ""]:
-        """J, to be maximised, differentiable in the model's parameters (OBJ-1 … OBJ-7)."""
         ...

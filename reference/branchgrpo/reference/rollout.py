@@ -1,12 +1,8 @@
 """Growing a tree, node by node (spec: rollout)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from branchgrpo.reference.errors import check_latent_shape
 from branchgrpo.reference.kernels import transition
 from branchgrpo.reference.log_probability import gaussian_log_density
@@ -16,6 +12,8 @@ from branchgrpo.reference.protocols import Condition, NoiseKeys, NoiseRole, Nois
 from branchgrpo.reference.tree import Node, Tree
 from branchgrpo.reference.types import Reduction
 from branchgrpo.reference.velocity import velocity
+from jaxtyping import Float
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -93,9 +91,7 @@ def grow(tree: Tree, node: Node, model: VelocityModel, condition: Condition, sam
 
 
 @torch.no_grad()
-def rollout(
-    plan: Plan, model: VelocityModel, prompt: Prompt, condition: Condition, sampling: Sampling
-) -> list[Tree]:
+def rollout(plan: Plan, model: VelocityModel, prompt: Prompt, condition: Condition, sampling: Sampling) -> list[Tree]:
     """The R trees of one prompt, each from its own initial noise.
 
     Clause: ROLL-1 … ROLL-5, NOISE-3, NOISE-4.  Source: BranchGRPO §3.1, Algorithm 1.

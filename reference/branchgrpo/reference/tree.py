@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Optional
 
-from jaxtyping import Float, Float64
-from torch import Tensor
-
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.protocols import Prompt
+from jaxtyping import Float, Float64
+from torch import Tensor
 
 
 @dataclass(eq=False)
