@@ -23,8 +23,9 @@ class Guidance:
     """How guidance enters the velocity (ROLL-4).
 
     ``none``: not at all.  ``embedded``: the scale is an input of the network.
-    ``classifier_free``: v = v⁻ + w·(v⁺ − v⁻); the model evaluates both branches *inside* its call, in one batch, with gradients through both: the velocity of the
-    rollout and of the update is therefore one and the same function, and no caller can forget guidance in training.
+    ``classifier_free``: v = v⁻ + w·(v⁺ − v⁻); the model evaluates both branches *inside* its call, in one batch, with
+    gradients through both: the velocity of the rollout and of the update is therefore one and the same function, and
+    no caller can forget guidance in training.
     """
 
     kind: Literal["none", "embedded", "classifier_free"] = "none"
