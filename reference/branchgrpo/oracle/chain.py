@@ -4,11 +4,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
-
 from branchgrpo.oracle.gaussian import GaussianData, velocity_intercept, velocity_slope
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.types import Kernel, KernelKind, LeafOutput
+from jaxtyping import Float64
 
 Coefficients = tuple[float, float, float]
 """(A, B, std): a step has mean A x + B v and standard deviation std."""
@@ -50,13 +49,13 @@ def sde_coefficients(sigma: float, after: float, g: float) -> Coefficients:
     """
     delta = sigma - after
     kappa = 0.5 * g**2 * delta / sigma
-    return 1.0 - kappa, -(delta + kappa * (1.0 - sigma)), g * delta**0.5
+    return 1.0 - kappa, -(delta + kappa * (1.0 - sigma)), g * math.sqrt(delta)
 
 
 def flow_strength(eta: float, sigma: float, sigma_1: float) -> float:
     """g = η √(σ/(1 − σ)); at σ = 1 the denominator is 1 − σ_1.  Clause: ORACLE-3.  Source: Flow-GRPO."""
     denominator = 1.0 - sigma_1 if sigma >= 1.0 else 1.0 - sigma
-    return eta * (sigma / denominator) ** 0.5
+    return eta * math.sqrt(sigma / denominator)
 
 
 def cps_coefficients(sigma: float, after: float, eta: float) -> Coefficients:

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from jaxtyping import Float64
-
 from branchgrpo.oracle.chain import Chain, trained_steps
 from branchgrpo.oracle.covariance import below, sibling_correlation
 from branchgrpo.oracle.gradient import reward_gradient
@@ -13,6 +11,7 @@ from branchgrpo.oracle.laws import Start
 from branchgrpo.oracle.reward import QuadraticReward
 from branchgrpo.reference.errors import OptionError
 from branchgrpo.reference.plan import Plan
+from jaxtyping import Float64
 
 Baseline = Literal["none", "group_mean", "leave_one_out", "sibling_mean"]
 EdgeReduction = Literal["edge_mean", "depth_mean"]
@@ -115,4 +114,4 @@ def expected_estimate(
     if start.depth != 0:
         raise OptionError("start.depth", start.depth, "0: an estimator uses the edges of the whole tree")
     scale = step_weights(plan, chain, estimator.reduction) * step_factors(plan, estimator)
-    return scale[:, None] * reward_gradient(chain, reward, start, theta)
+    return np.asarray(scale[:, None] * reward_gradient(chain, reward, start, theta))

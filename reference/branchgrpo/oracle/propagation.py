@@ -1,12 +1,11 @@
 """The covariance of a whole level, carried from level to level: a second way to the same numbers (spec: oracle)."""
 
 import numpy as np
-from jaxtyping import Float64
-
 from branchgrpo.oracle.chain import Chain
 from branchgrpo.oracle.covariance import sibling_correlation
 from branchgrpo.oracle.laws import Start
 from branchgrpo.reference.plan import Plan
+from jaxtyping import Float64
 
 
 def sibling_noise_covariance(factor: int, spread: float) -> Float64[np.ndarray, "K K"]:
@@ -23,9 +22,8 @@ def next_level_covariance(
     Clause: ORACLE-8.  Children copy their parent's α_i x_i and add noise with covariance std_i² R_i, independent
     between parents.
     """
-    ones = np.ones_like(noise)
-    carried: Float64[np.ndarray, "children children"] = alpha**2 * np.kron(level, ones)
-    return carried + std**2 * np.kron(np.eye(level.shape[0]), noise)
+    carried = alpha**2 * np.kron(level, np.ones_like(noise))
+    return np.asarray(carried + std**2 * np.kron(np.eye(level.shape[0]), noise))
 
 
 def level_covariances(plan: Plan, chain: Chain, start: Start) -> list[Float64[np.ndarray, "nodes nodes"]]:

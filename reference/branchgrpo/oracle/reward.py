@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
-
 from branchgrpo.oracle.chain import Chain
 from branchgrpo.oracle.laws import Start, leaf_law
+from jaxtyping import Float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +26,7 @@ class QuadraticReward:
 
     def __call__(self, x: Float64[np.ndarray, "*batch D"]) -> Float64[np.ndarray, "*batch"]:
         """The reward of each state."""
-        values: Float64[np.ndarray, "*batch"] = np.sum(self.quadratic * x**2 + self.linear * x, axis=-1)
-        return values + self.constant
+        return np.asarray(np.sum(self.quadratic * x**2 + self.linear * x, axis=-1) + self.constant)
 
 
 def linear_reward(a: Float64[np.ndarray, "D"], constant: float = 0.0) -> QuadraticReward:
@@ -49,8 +47,7 @@ def expected_reward(reward: QuadraticReward, mean: Float64[np.ndarray, "D"], var
 
 def expected_slope(reward: QuadraticReward, mean: Float64[np.ndarray, "D"]) -> Float64[np.ndarray, "D"]:
     """E[∂r/∂x_k] = a_k + 2 q_k μ_k.  Clause: ORACLE-9."""
-    slope: Float64[np.ndarray, "D"] = reward.linear + 2.0 * reward.quadratic * mean
-    return slope
+    return np.asarray(reward.linear + 2.0 * reward.quadratic * mean)
 
 
 def reward_covariance(

@@ -109,13 +109,18 @@ def count_plan(plan: Plan, rules: tuple[PruningRule, ...] = (), iteration: int =
 
 
 def count_family(family: PlanFamily) -> Counts:
-    """Counts of a plan family: anchor, children and equal calls shared.  Clause: SING-4, GRAN-3, PLAN-5."""
+    """Counts of a plan family: anchor, children and equal calls shared.  Clause: SING-4, GRAN-3, PLAN-5.
+
+    Every state that is not a leaf is called once.  States of one index that different λ reach with jumps of different
+    length are different nodes, also where the call behind them is one.
+    """
     continued, anchor = continuation_calls(family), anchor_calls(family)
     roots, perturbed = family.roots, family.roots * len(family.ks) * family.group
-    nodes = roots * (1 + family.ks[-1]) + perturbed + continued
+    leaves = perturbed * len(family.granularities)
+    nodes = anchor + continued + leaves
     return Counts(
         steps=family.steps,
-        leaves=perturbed * len(family.granularities),
+        leaves=leaves,
         nodes=nodes,
         edges=nodes - roots,
         denoiser_calls=anchor + continued,

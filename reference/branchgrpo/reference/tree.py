@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Node:
     """A state of the tree, with the edge that ends in it.
 
@@ -31,6 +31,10 @@ class Node:
     std: float = 0.0
     log_prob: Float64[Tensor, ""] | None = None
     children: list["Node"] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """Depth and index; the states and the sub-tree would fill pages."""
+        return f"Node(depth={self.depth}, index={self.index})"
 
     def walk(self) -> Iterator["Node"]:
         """The node and all its descendants, parents first."""
