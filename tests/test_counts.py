@@ -1,6 +1,7 @@
 """The published arithmetic, counted from the plans (PLAN-4, PLAN-5, PRUNE-3, PRUNE-5, SING-4, GRAN-3)."""
 
 import pytest
+
 from branchgrpo.reference.counts import Counts, count, count_plan, kept_by_depth
 from branchgrpo.reference.errors import PlanError
 from branchgrpo.reference.method import tree_plan
@@ -69,6 +70,7 @@ def test_leaves_of_wider_trees(factor):
 def brute_force(plan: Plan, rules, iteration: int) -> tuple[int, int]:
     """Kept edges and parents by growing the index tree and pruning it with rewards = leaf index."""
     import torch
+
     from branchgrpo.reference.protocols import Prompt
     from branchgrpo.reference.pruning import prune
     from branchgrpo.reference.tree import Node, Tree

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+
 from branchgrpo.reference.family import PlanFamily
 from branchgrpo.reference.fusion import fuse
 from branchgrpo.reference.granularity import granular_indices

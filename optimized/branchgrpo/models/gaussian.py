@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
 from branchgrpo.reference.errors import InputError, OptionError
 from branchgrpo.reference.protocols import Condition, Guidance, TensorCondition
 from branchgrpo.reference.schedule import validate_schedule
-from jaxtyping import Float, Int64
-from torch import Tensor, nn
 
 
 class ExactGaussian(nn.Module):

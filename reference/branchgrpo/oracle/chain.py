@@ -4,10 +4,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float64
+
 from branchgrpo.oracle.gaussian import GaussianData, velocity_intercept, velocity_slope
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.types import Kernel, KernelKind, LeafOutput
-from jaxtyping import Float64
 
 Coefficients = tuple[float, float, float]
 """(A, B, std): a step has mean A x + B v and standard deviation std."""

@@ -1,13 +1,14 @@
 """Effective sample size of a whole tree's path weights, by exact simulation of what they depend on (spec: oracle)."""
 
 import numpy as np
+from jaxtyping import Float64
+
 from branchgrpo.oracle.chain import Chain
 from branchgrpo.oracle.pair import effective_beta
 from branchgrpo.oracle.propagation import sibling_noise_covariance
 from branchgrpo.reference.errors import OptionError
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.types import Reduction
-from jaxtyping import Float64
 
 
 def sibling_squared_norms(

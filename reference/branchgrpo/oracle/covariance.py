@@ -4,11 +4,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float64, Int64
+
 from branchgrpo.oracle.chain import Chain
 from branchgrpo.oracle.laws import Start, gain, node_variances
 from branchgrpo.reference.errors import InputError
 from branchgrpo.reference.plan import Plan
-from jaxtyping import Float64, Int64
 
 
 @dataclass(frozen=True)

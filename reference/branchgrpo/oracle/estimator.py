@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from jaxtyping import Float64
+
 from branchgrpo.oracle.chain import Chain, trained_steps
 from branchgrpo.oracle.covariance import below, sibling_correlation
 from branchgrpo.oracle.gradient import reward_gradient
@@ -11,7 +13,6 @@ from branchgrpo.oracle.laws import Start
 from branchgrpo.oracle.reward import QuadraticReward
 from branchgrpo.reference.errors import OptionError
 from branchgrpo.reference.plan import Plan
-from jaxtyping import Float64
 
 Baseline = Literal["none", "group_mean", "leave_one_out", "sibling_mean"]
 EdgeReduction = Literal["edge_mean", "depth_mean"]

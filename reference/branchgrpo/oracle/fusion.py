@@ -1,13 +1,14 @@
 """Exact variance of uniform fusion given a node (spec: oracle)."""
 
 import numpy as np
+from jaxtyping import Float64
+
 from branchgrpo.oracle.chain import Chain
 from branchgrpo.oracle.covariance import below, leaf_covariance
 from branchgrpo.oracle.laws import Start, leaf_law
 from branchgrpo.oracle.propagation import level_covariances
 from branchgrpo.oracle.reward import QuadraticReward, reward_covariance
 from branchgrpo.reference.plan import Plan
-from jaxtyping import Float64
 
 
 def fusion_variance(

@@ -1,11 +1,12 @@
 """Exact gradient of E[r] in θ_i for v_θ = v* + θ_i (spec: oracle)."""
 
 import numpy as np
+from jaxtyping import Float64
+
 from branchgrpo.oracle.chain import Chain
 from branchgrpo.oracle.laws import Start, gain, leaf_law
 from branchgrpo.oracle.reward import QuadraticReward, expected_slope
 from branchgrpo.reference.errors import InputError
-from jaxtyping import Float64
 
 
 def mean_sensitivity(chain: Chain, start: Start) -> Float64[np.ndarray, "steps"]:

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+from jaxtyping import Float64
+
 from branchgrpo.oracle.chain import Chain
 from branchgrpo.reference.errors import InputError, is_integer
-from jaxtyping import Float64
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float64
+
 from branchgrpo.oracle.chain import Chain
 from branchgrpo.oracle.covariance import sibling_correlation
 from branchgrpo.oracle.laws import gain
@@ -10,7 +12,6 @@ from branchgrpo.oracle.reward import QuadraticReward
 from branchgrpo.reference.errors import OptionError
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.types import Reduction
-from jaxtyping import Float64
 
 
 @dataclass(frozen=True, eq=False)

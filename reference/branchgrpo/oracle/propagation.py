@@ -1,11 +1,12 @@
 """The covariance of a whole level, carried from level to level: a second way to the same numbers (spec: oracle)."""
 
 import numpy as np
+from jaxtyping import Float64
+
 from branchgrpo.oracle.chain import Chain
 from branchgrpo.oracle.covariance import sibling_correlation
 from branchgrpo.oracle.laws import Start
 from branchgrpo.reference.plan import Plan
-from jaxtyping import Float64
 
 
 def sibling_noise_covariance(factor: int, spread: float) -> Float64[np.ndarray, "K K"]:

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float64
+
 from branchgrpo.oracle.chain import Chain
 from branchgrpo.oracle.laws import Start, leaf_law
-from jaxtyping import Float64
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float64
+
 from branchgrpo.oracle.estimator import Baseline, baseline_factor
 from branchgrpo.reference.errors import OptionError
-from jaxtyping import Float64
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Exact expectation of the estimator with depth-wise z-scored advantages, linear reward (spec: oracle)."""
 
 import numpy as np
+from jaxtyping import Float64
+
 from branchgrpo.oracle.chain import Chain
 from branchgrpo.oracle.covariance import below
 from branchgrpo.oracle.estimator import EdgeReduction, step_weights
@@ -10,7 +12,6 @@ from branchgrpo.oracle.propagation import level_covariances, sibling_noise_covar
 from branchgrpo.oracle.reward import QuadraticReward
 from branchgrpo.reference.errors import OptionError
 from branchgrpo.reference.plan import Plan
-from jaxtyping import Float64
 
 
 def level_value_covariance(plan: Plan, chain: Chain, start: Start, depth: int) -> Float64[np.ndarray, "nodes nodes"]:

@@ -10,7 +10,7 @@ def anchor_calls(family: PlanFamily) -> int:
 
 
 def continuation_calls(family: PlanFamily) -> int:
-    """Calls of all continuations when equal inputs are called once; also their states, children included and leaves not.
+    """Calls of all continuations when equal inputs are called once; and their states, all but the leaves.
 
     Clause: GRAN-3.
     """

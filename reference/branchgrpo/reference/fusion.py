@@ -1,12 +1,13 @@
 """Reward fusion: the value of a node from the rewards of its descendant leaves (spec: fusion)."""
 
 import torch
+from jaxtyping import Float64
+from torch import Tensor
+
 from branchgrpo.reference.log_probability import path_log_probability
 from branchgrpo.reference.options import Fusion
 from branchgrpo.reference.reward import NodeValues
 from branchgrpo.reference.tree import Node, Tree
-from jaxtyping import Float64
-from torch import Tensor
 
 
 def path_log_probabilities(node: Node) -> Float64[Tensor, "leaves"]:

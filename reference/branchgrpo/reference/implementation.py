@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
 from branchgrpo.reference.options import Fusion, Normalization, Objective, PruningRule
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.protocols import Condition, NoiseSource, Prompt, VelocityModel
 from branchgrpo.reference.types import Reduction
-from jaxtyping import Bool, Float, Float64
-from torch import Tensor
 
 Levels = tuple[Tensor, ...]
 """Entry d holds the nodes of depth d, ``[prompts, R·n_d, *rest]``, roots outermost, then level order: the children of

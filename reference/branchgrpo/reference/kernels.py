@@ -2,10 +2,11 @@
 
 import math
 
-from branchgrpo.reference.plan import Plan
-from branchgrpo.reference.types import Kernel, KernelKind
 from jaxtyping import Float
 from torch import Tensor
+
+from branchgrpo.reference.plan import Plan
+from branchgrpo.reference.types import Kernel, KernelKind
 
 
 def denoised(x: Float[Tensor, "*latent"], v: Float[Tensor, "*latent"], sigma: float) -> Float[Tensor, "*latent"]:

@@ -1,6 +1,7 @@
 """The key contract: which random stream belongs to which draw (spec: noise)."""
 
 import numpy as np
+
 from branchgrpo.reference.errors import OptionError, is_integer
 from branchgrpo.reference.protocols import NoiseRole
 

@@ -3,10 +3,11 @@
 import math
 
 import torch
-from branchgrpo.reference.tree import Node
-from branchgrpo.reference.types import Reduction
 from jaxtyping import Float, Float64
 from torch import Tensor
+
+from branchgrpo.reference.tree import Node
+from branchgrpo.reference.types import Reduction
 
 
 def reduce_elements(per_element: Float[Tensor, "*latent"], reduction: Reduction) -> Float64[Tensor, ""]:

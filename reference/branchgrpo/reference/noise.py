@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from branchgrpo.reference.keys import keyed_generator
-from branchgrpo.reference.protocols import NoiseKeys
 from jaxtyping import Float
 from torch import Tensor
+
+from branchgrpo.reference.keys import keyed_generator
+from branchgrpo.reference.protocols import NoiseKeys
 
 
 class KeyedNoise:

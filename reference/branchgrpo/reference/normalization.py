@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float64
+from torch import Tensor
+
 from branchgrpo.reference.errors import OptionError
 from branchgrpo.reference.options import Normalization
 from branchgrpo.reference.reward import NodeValues
 from branchgrpo.reference.tree import Node, Tree
-from jaxtyping import Float64
-from torch import Tensor
 
 NodeAdvantages = dict[Node, Float64[Tensor, ""]]
 """An advantage a node; the advantage of an edge is that of the child it ends in."""

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
 from branchgrpo.reference.errors import InputError, PlanError
 from branchgrpo.reference.kernels import transition
 from branchgrpo.reference.log_probability import gaussian_log_density, ratio
@@ -13,8 +16,6 @@ from branchgrpo.reference.surrogate import clipped_surrogate, gaussian_kl, step_
 from branchgrpo.reference.tree import Node, Tree
 from branchgrpo.reference.types import Reduction
 from branchgrpo.reference.velocity import velocity
-from jaxtyping import Float, Float64
-from torch import Tensor
 
 
 def trainable_edges(tree: Tree, kept: set[Node]) -> list[Node]:

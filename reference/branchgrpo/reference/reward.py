@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
 from branchgrpo.reference.errors import RewardError
 from branchgrpo.reference.protocols import Prompt, RewardModel
 from branchgrpo.reference.tree import Node, Tree
-from jaxtyping import Float, Float64
-from torch import Tensor
 
 NodeValues = dict[Node, Float64[Tensor, "models"]]
 """A value a node and reward model."""

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from branchgrpo.reference.errors import check_latent_shape
 from branchgrpo.reference.kernels import transition
 from branchgrpo.reference.log_probability import gaussian_log_density
@@ -12,8 +15,6 @@ from branchgrpo.reference.protocols import Condition, NoiseKeys, NoiseRole, Nois
 from branchgrpo.reference.tree import Node, Tree
 from branchgrpo.reference.types import Reduction
 from branchgrpo.reference.velocity import velocity
-from jaxtyping import Float
-from torch import Tensor
 
 
 @dataclass(frozen=True)

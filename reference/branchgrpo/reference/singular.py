@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+
 from branchgrpo.reference.family import PlanFamily
 from branchgrpo.reference.normalization import NodeAdvantages, unclipped_advantages
 from branchgrpo.reference.options import Normalization

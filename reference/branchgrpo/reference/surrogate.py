@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 
 import torch
-from branchgrpo.reference.log_probability import reduce_elements
-from branchgrpo.reference.types import Reduction
 from jaxtyping import Float, Float64
 from torch import Tensor
+
+from branchgrpo.reference.log_probability import reduce_elements
+from branchgrpo.reference.types import Reduction
 
 
 def clipped_surrogate(

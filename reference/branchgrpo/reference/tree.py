@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Optional
 
-from branchgrpo.reference.plan import Plan
-from branchgrpo.reference.protocols import Prompt
 from jaxtyping import Float, Float64
 from torch import Tensor
+
+from branchgrpo.reference.plan import Plan
+from branchgrpo.reference.protocols import Prompt
 
 
 @dataclass(eq=False, repr=False)

@@ -1,10 +1,11 @@
 """One checked call of a velocity model (spec: rollout)."""
 
 import torch
-from branchgrpo.reference.errors import InputError, ModelError
-from branchgrpo.reference.protocols import Condition, VelocityModel
 from jaxtyping import Float
 from torch import Tensor
+
+from branchgrpo.reference.errors import InputError, ModelError
+from branchgrpo.reference.protocols import Condition, VelocityModel
 
 
 def velocity(
