@@ -1,0 +1,25 @@
+"""The subcommands, by name. Their modules are imported when they are called, so that ``--help`` answers at once."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: its name, one line on what it does, and the module whose ``main(argv)`` does it."""
+
+    name: str
+    summary: str
+    module: str
+
+    def run(self, argv: Sequence[str]) -> int:
+        """Import the module and hand it the arguments that follow the subcommand's name."""
+        code: int = importlib.import_module(self.module).main(argv)
+        return code
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("plan", "count, list and draw the trees that the methods grow", "branchgrpo.cli.plan"),
+    Command("demo", "train on handwritten digits with three methods and report", "branchgrpo.cli.demo"),
+)
