@@ -37,6 +37,8 @@ class Plan:
     trained_fraction: float = 1.0
 
     def __post_init__(self) -> None:
+        for name in ("sigmas", "kernels", "branching", "spreads"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         validate_plan(self)
 
     @property

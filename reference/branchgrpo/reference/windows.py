@@ -48,6 +48,8 @@ class WindowSchedule:
         for name in ("size", "stride", "period"):
             if not is_integer(getattr(self, name)) or getattr(self, name) < 1:
                 raise OptionError(f"window.{name}", getattr(self, name), "an integer ≥ 1")
+        if self.stride > self.size:
+            raise OptionError("window.stride", self.stride, f"≤ size = {self.size}, so that no step is left out")
         if not is_integer(self.last) or self.last < self.size - 1:
             raise OptionError("window.last", self.last, f"an integer ≥ size − 1 = {self.size - 1}")
         check_choice("window.order", self.order, get_args(Order))
@@ -121,8 +123,9 @@ class WindowedPlan:
     def __post_init__(self) -> None:
         if not is_integer(self.group) or self.group < 1 or (self.group > 1 and self.base.splits):
             raise PlanError("group", self.group, "an integer ≥ 1, and 1 if the base plan has splits of its own")
-        if self.window.last not in self.base.trainable_steps:
-            raise PlanError("window.last", self.window.last, f"one of the trainable steps {self.base.trainable_steps}")
+        if self.window.last != max(self.base.trainable_steps, default=-1):
+            legal = f"the last of the trainable steps {self.base.trainable_steps}, so that the windows cover them all"
+            raise PlanError("window.last", self.window.last, legal)
 
     def at(self, iteration: int, seed: int = 0) -> Plan:
         """The plan of one iteration.  Raises ``PlanError`` if no step is left stochastic."""
@@ -132,7 +135,10 @@ class WindowedPlan:
             raise PlanError("window", f"empty at iteration {iteration}", "over before the run's end only beside splits")
         steps = range(self.base.steps)
         kernels = tuple(self.base.kernels[i] if i in noisy else ODE for i in steps)
+        named = self.base.trained_steps
+        trained = None if named is None else tuple(i for i in named if i in noisy)
+        plan = replace(self.base, kernels=kernels, trained_steps=trained)
         if self.group == 1:
-            return replace(self.base, kernels=kernels)
+            return plan
         branching = tuple(self.group if i == window[0] else 1 for i in steps)
-        return replace(self.base, kernels=kernels, branching=branching, spreads=(math.inf,) * self.base.steps)
+        return replace(plan, branching=branching, spreads=(math.inf,) * self.base.steps)
