@@ -81,6 +81,9 @@ class Endpoint:
         watchdog.daemon = True
         watchdog.start()
         try:
+            connection.connect()
+            if expired.is_set():
+                raise TimeoutError
             status, wait, body = self.exchange(connection, urlsplit(self.base_url).path.rstrip("/") + path, payload)
         except (OSError, http.client.HTTPException) as error:
             late = expired.is_set() or isinstance(error, TimeoutError)
@@ -103,7 +106,7 @@ class Endpoint:
         connection.request("POST", path, json.dumps(payload).encode(), headers)
         response = connection.getresponse()
         body = response.read(LARGEST_ANSWER + 1)
-        if response.length:
+        if response.length and len(body) <= LARGEST_ANSWER:
             raise http.client.IncompleteRead(body, response.length)
         return response.status, response.getheader("Retry-After"), body
 

@@ -5,7 +5,7 @@ import hashlib
 import io
 import random
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,6 +34,9 @@ there motion at all where the caption asks for it?
 Give your reasons in a few sentences, then end with one line: Final Score: X
 where X is a number from 1 (worst) to 5 (best)."""
 
+DEFAULT_PARSER = ScoreParser()
+DEFAULT_RETRY = Retry()
+
 
 @dataclass(frozen=True)
 class JudgeOptions:
@@ -50,8 +53,8 @@ class JudgeOptions:
     """
 
     template: str = ALIGNMENT
-    parser: ScoreParser = ScoreParser()
-    retry: Retry = Retry()
+    parser: ScoreParser = DEFAULT_PARSER
+    retry: Retry = DEFAULT_RETRY
     concurrency: int = 8
     max_tokens: int = 1024
     temperature: float = 0.0
@@ -77,7 +80,7 @@ class JudgeOptions:
         return hashlib.sha256(decisive.encode()).hexdigest()[:12]
 
 
-class RemoteJudge:
+class RemoteJudge(ABC):
     """Scores by asking; a score that cannot be obtained is an error with its item's name, never a guess (REW-2)."""
 
     def __init__(

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -69,13 +71,11 @@ class OCRAccuracy(ImageScorer):
         Raises:
             InputError: rapidocr-onnxruntime is not installed.
         """
-        from importlib.metadata import version
-
         try:
-            from rapidocr_onnxruntime import RapidOCR
+            package: Any = import_module("rapidocr_onnxruntime")
         except ImportError:
             raise InputError("rapidocr_onnxruntime", None, "installed (pip install 'branchgrpo[ocr]')") from None
-        engine: Any = RapidOCR()
+        engine: Any = package.RapidOCR()
 
         def read(picture: Picture) -> list[str]:
             result, _ = engine(np.ascontiguousarray(picture[:, :, ::-1]))

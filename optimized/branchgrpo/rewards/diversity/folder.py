@@ -1,0 +1,74 @@
+"""A folder of images: those that lie in a sub-folder belong to the prompt that it is named after."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from branchgrpo.reference.errors import InputError
+from branchgrpo.rewards.diversity.features import FeatureExtractor
+from branchgrpo.rewards.images import Images
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFolder:
+    """Images in the order of their paths, of any sizes, and the prompt of each (its sub-folder, or the empty name)."""
+
+    path: Path
+    files: tuple[Path, ...]
+    prompts: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, item: int) -> Float[Tensor, "1 3 height width"]:
+        """One image, values in [0, 1].
+
+        Raises:
+            InputError: a file that cannot be read as an image.
+        """
+        import numpy as np
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            with Image.open(self.files[item]) as image:
+                levels = torch.from_numpy(np.array(image.convert("RGB")))
+        except (UnidentifiedImageError, OSError) as error:
+            raise InputError(str(self.files[item]), str(error), "a readable image") from error
+        return (levels.permute(2, 0, 1).float() / 255.0).unsqueeze(0)
+
+
+@dataclass(frozen=True, eq=False)
+class FolderFeatures:
+    """Features of a folder: vectors, maps and prompts, item by item."""
+
+    vectors: Float64[Tensor, "items dim"]
+    maps: tuple[Tensor, ...]
+    prompts: tuple[str, ...]
+
+
+def open_folder(path: str | Path) -> ImageFolder:
+    """All images in a folder and its sub-folders.
+
+    Raises:
+        InputError: no such folder, or fewer than two images in it.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise InputError("folder", str(path), "an existing folder")
+    files = tuple(sorted(f for f in root.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file()))
+    if len(files) < 2:
+        raise InputError(f"images in {path}", len(files), "≥ 2")
+    return ImageFolder(root, files, tuple(f.parent.relative_to(root).as_posix() for f in files))
+
+
+def extract(folder: ImageFolder, features: FeatureExtractor) -> FolderFeatures:
+    """Features of every image, one at a time, so that images may differ in size."""
+    images = [Images(folder.read(i)) for i in range(len(folder))]
+    vectors = torch.cat([features.vectors(image) for image in images])
+    maps = [features.maps(image) for image in images]
+    return FolderFeatures(vectors, tuple(torch.cat(level) for level in zip(*maps, strict=True)), folder.prompts)
