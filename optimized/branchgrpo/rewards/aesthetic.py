@@ -37,7 +37,6 @@ class AestheticScore(ImageScorer):
         cls,
         head: str | Path,
         source: str | Path = AESTHETIC_CLIP,
-        tokenizer: str | Path | None = None,
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -49,7 +48,7 @@ class AestheticScore(ImageScorer):
             InputError: a head with other layers, such as the variant with activations.
         """
         path = find_checkpoint(head)
-        encoder = ClipEncoder.from_transformers(source, tokenizer, device=device, dtype=dtype, chunk=chunk)
+        encoder = ClipEncoder.from_transformers(source, None, device=device, dtype=dtype, chunk=chunk)
         layers = LinearHead(path.name, read_state_dict(path), encoder.model.config.projection_dim)
         return cls(encoder, layers, f"{path.name} {fingerprint(path)} on {encoder.version}")
 

@@ -27,19 +27,19 @@ class ClipEncoder:
 
     Attributes:
         model: a ``transformers.CLIPModel`` in evaluation mode, its parameters frozen.
-        tokenizer: its tokenizer.
+        tokenizer: its tokenizer; None where only images are embedded.
         preprocess: from images to its pixels.
         version: backend and fingerprint of the weights.
         chunk: images or texts in one forward pass.
     """
 
     def __init__(
-        self, model: Any, tokenizer: ClipTokenizer, preprocess: Preprocess, version: str, chunk: int = 64
+        self, model: Any, tokenizer: ClipTokenizer | None, preprocess: Preprocess, version: str, chunk: int = 64
     ) -> None:
         if not is_integer(chunk) or chunk < 1:
             raise InputError("chunk", chunk, "an integer ≥ 1")
         text = model.config.text_config
-        if tokenizer.vocab_size != text.vocab_size:
+        if tokenizer is not None and tokenizer.vocab_size != text.vocab_size:
             raise InputError(
                 "tokenizer: entries", tokenizer.vocab_size, f"{text.vocab_size}, as the model's vocabulary"
             )
@@ -55,7 +55,7 @@ class ClipEncoder:
     def from_open_clip(
         cls,
         checkpoint: str | Path,
-        tokenizer: str | Path,
+        tokenizer: str | Path | None,
         *,
         shape: OpenClipShape = VIT_H_14,
         preprocess: Preprocess,
@@ -76,7 +76,7 @@ class ClipEncoder:
             model: Any = CLIPModel(clip_config(shape))
         model.load_state_dict(state, strict=True, assign=True)
         fill_position_ids(model)
-        tokens = load_tokenizer(tokenizer, shape.context_length, "open_clip")
+        tokens = None if tokenizer is None else load_tokenizer(tokenizer, shape.context_length, "open_clip")
         version = f"{path.name} {fingerprint(path)}, {transformers_version()}"
         return cls(model.to(device, dtype), tokens, preprocess, version, chunk)
 
@@ -84,20 +84,19 @@ class ClipEncoder:
     def from_transformers(
         cls,
         source: str | Path,
-        tokenizer: str | Path | None = None,
+        tokenizer: str | Path | None,
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         chunk: int = 64,
     ) -> Self:
-        """From a folder or hub id of a ``transformers.CLIPModel``; the tokenizer lies beside it unless given."""
+        """From a folder or hub id of a ``transformers.CLIPModel``; without a tokenizer it embeds images only."""
         from transformers import CLIPModel
 
         model: Any = CLIPModel.from_pretrained(str(source), dtype=dtype)
         model.to(device)
-        tokens = load_tokenizer(
-            source if tokenizer is None else tokenizer, model.config.text_config.max_position_embeddings
-        )
+        length = model.config.text_config.max_position_embeddings
+        tokens = None if tokenizer is None else load_tokenizer(tokenizer, length)
         preprocess = Preprocess(model.config.vision_config.image_size, "shortest_crop", quantise=True)
         version = f"{Path(source).name} {state_fingerprint(model.state_dict())}, {transformers_version()}"
         return cls(model, tokens, preprocess, version, chunk)
@@ -122,7 +121,7 @@ class ClipEncoder:
         """Unit embeddings of texts; a text that occurs many times is encoded once.
 
         Raises:
-            InputError: a tokenizer whose end token is not the one that the model reads.
+            InputError: an encoder without a tokenizer.
         """
         distinct = list(dict.fromkeys(texts))
         rows = [self.text_features(distinct[i : i + self.chunk]) for i in range(0, len(distinct), self.chunk)]
@@ -132,6 +131,8 @@ class ClipEncoder:
 
     def text_features(self, texts: Sequence[str]) -> Float[Tensor, "items embed"]:
         """Projected end token of one batch, not normalised."""
+        if self.tokenizer is None:
+            raise InputError("tokenizer", None, "given, for an encoder of texts")
         ids = self.tokenizer(texts).to(self.model.device)
         features: Tensor = self.model.get_text_features(input_ids=ids).pooler_output
         return features

@@ -94,8 +94,9 @@ class PickScore(ClipReward):
         dtype: torch.dtype = torch.float32,
         chunk: int = 64,
     ) -> Self:
-        """From a folder or hub id; the published model takes its tokenizer from the CLIP it was tuned from."""
-        encoder = ClipEncoder.from_transformers(source, tokenizer, device=device, dtype=dtype, chunk=chunk)
+        """From a folder or hub id; the published model takes its tokenizer from the CLIP that it was tuned from."""
+        words = source if tokenizer is None else tokenizer
+        encoder = ClipEncoder.from_transformers(source, words, device=device, dtype=dtype, chunk=chunk)
         return cls("pickscore", encoder, encoder.logit_scale / PUBLISHED_LOGIT_SCALE)
 
 
@@ -113,5 +114,6 @@ class ClipScore(ClipReward):
         chunk: int = 64,
     ) -> Self:
         """From a folder or hub id of a ``transformers.CLIPModel``."""
-        encoder = ClipEncoder.from_transformers(source, tokenizer, device=device, dtype=dtype, chunk=chunk)
+        words = source if tokenizer is None else tokenizer
+        encoder = ClipEncoder.from_transformers(source, words, device=device, dtype=dtype, chunk=chunk)
         return cls("clip", encoder)

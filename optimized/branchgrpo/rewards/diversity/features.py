@@ -1,5 +1,6 @@
 """What images are compared by: any extractor of vectors and maps; pixels and CLIP are at hand."""
 
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional
 from branchgrpo.reference.errors import InputError, is_integer
 from branchgrpo.rewards.clip_encoder import ClipEncoder
 from branchgrpo.rewards.images import Images
+from branchgrpo.rewards.open_clip_keys import VIT_H_14
 from branchgrpo.rewards.preprocess import Preprocess
 
 
@@ -78,3 +80,12 @@ class ClipFeatures:
                 side = round(patches.shape[1] ** 0.5)
                 part.append(patches.transpose(1, 2).reshape(len(chunk), -1, side, side))
         return tuple(torch.cat(part) for part in parts)
+
+
+def image_encoder(source: str) -> ClipEncoder:
+    """A CLIP that embeds images: an open_clip ViT-H-14 checkpoint file, or a transformers folder or hub id."""
+    if Path(source).is_file():
+        return ClipEncoder.from_open_clip(
+            source, None, preprocess=Preprocess(VIT_H_14.image_size, "shortest_crop", quantise=True)
+        )
+    return ClipEncoder.from_transformers(source, None)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from branchgrpo.reference.errors import InputError
+from branchgrpo.reference.errors import InputError, is_integer
 from branchgrpo.rewards.diversity.features import FeatureExtractor
 from branchgrpo.rewards.images import Images
 
@@ -44,11 +44,17 @@ class ImageFolder:
 
 @dataclass(frozen=True, eq=False)
 class FolderFeatures:
-    """Features of a folder: vectors, maps and prompts, item by item."""
+    """Features of a folder.
+
+    Attributes:
+        vectors: of every image.
+        prompts: of every image.
+        maps: of at most ``map_limit`` images, drawn at random, since maps are large and their pairs many.
+    """
 
     vectors: Float64[Tensor, "items dim"]
-    maps: tuple[Tensor, ...]
     prompts: tuple[str, ...]
+    maps: tuple[Tensor, ...]
 
 
 def open_folder(path: str | Path) -> ImageFolder:
@@ -66,9 +72,26 @@ def open_folder(path: str | Path) -> ImageFolder:
     return ImageFolder(root, files, tuple(f.parent.relative_to(root).as_posix() for f in files))
 
 
-def extract(folder: ImageFolder, features: FeatureExtractor) -> FolderFeatures:
-    """Features of every image, one at a time, so that images may differ in size."""
-    images = [Images(folder.read(i)) for i in range(len(folder))]
-    vectors = torch.cat([features.vectors(image) for image in images])
-    maps = [features.maps(image) for image in images]
-    return FolderFeatures(vectors, tuple(torch.cat(level) for level in zip(*maps, strict=True)), folder.prompts)
+def extract(
+    folder: ImageFolder, features: FeatureExtractor, generator: torch.Generator, map_limit: int = 256
+) -> FolderFeatures:
+    """Features of every image, read one at a time, so that images may differ in size.
+
+    Args:
+        folder: images.
+        features: extractor.
+        generator: draws the images whose maps are kept.
+        map_limit: images whose maps are kept, ≥ 2.
+    """
+    if not is_integer(map_limit) or map_limit < 2:
+        raise InputError("map_limit", map_limit, "an integer ≥ 2")
+    chosen = set(torch.randperm(len(folder), generator=generator)[:map_limit].tolist())
+    vectors: list[Tensor] = []
+    maps: list[tuple[Tensor, ...]] = []
+    for item in range(len(folder)):
+        image = Images(folder.read(item))
+        vectors.append(features.vectors(image))
+        if item in chosen:
+            maps.append(features.maps(image))
+    levels = tuple(torch.cat(level) for level in zip(*maps, strict=True))
+    return FolderFeatures(torch.cat(vectors), folder.prompts, levels)

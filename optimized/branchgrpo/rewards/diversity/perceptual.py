@@ -17,7 +17,8 @@ Maps = tuple[Float[Tensor, "items channels rows columns"], ...]
 def unit_channels(features: Float[Tensor, "items channels rows columns"]) -> Float64[Tensor, "items channels places"]:
     """Features of unit length over the channels, at every place."""
     flat = features.double().flatten(2)
-    return flat / (flat.norm(dim=1, keepdim=True) + TINY)
+    unit: Tensor = flat / (flat.norm(dim=1, keepdim=True) + TINY)
+    return unit
 
 
 def perceptual_distances(maps: Maps, weights: Sequence[float] | None = None) -> Float64[Tensor, "items items"]:

@@ -21,7 +21,8 @@ class SetDiversity:
 
     Attributes:
         items: images.
-        mean_pairwise_distance: LPIPS-style, over all pairs.
+        mean_pairwise_distance: LPIPS-style, over all pairs of ``pairwise_items`` images.
+        pairwise_items: images whose pairs were compared.
         truncated_entropy: of ``entropy_rank`` principal variances; None where the set has too few images or too low a
             rank for one.
         entropy_rank: K.
@@ -32,6 +33,7 @@ class SetDiversity:
 
     items: int
     mean_pairwise_distance: float
+    pairwise_items: int
     truncated_entropy: float | None
     entropy_rank: int
     vendi: float
@@ -72,6 +74,7 @@ def set_diversity(found: FolderFeatures, rank: int) -> SetDiversity:
     return SetDiversity(
         items=len(found.vectors),
         mean_pairwise_distance=mean_pairwise(perceptual_distances(found.maps)),
+        pairwise_items=len(found.maps[0]),
         truncated_entropy=entropy_or_none(found.vectors, rank),
         entropy_rank=rank,
         vendi=vendi_score(found.vectors),
