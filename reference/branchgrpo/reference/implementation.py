@@ -1,6 +1,6 @@
 """The protocol that properties and conformance drive, and its flat interchange arrays (spec: trace)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from branchgrpo.reference.family import PlanFamily
 from branchgrpo.reference.options import Fusion, Normalization, Objective, PruningRule
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.protocols import Condition, NoiseSource, Prompt, VelocityModel
@@ -16,6 +17,27 @@ from branchgrpo.reference.types import Reduction
 Levels = tuple[Tensor, ...]
 """Entry d holds the nodes of depth d, ``[prompts, R·n_d, *rest]``, roots outermost, then level order: the children of
 node j are nodes j·K … j·K + K − 1 of the next level (TRACE-2)."""
+
+Masks = tuple[Bool[Tensor, "prompts _"], ...]
+"""Edges by the child they end in: entry d − 1 for child depth d, ``[prompts, R·n_d]`` (TRACE-2)."""
+
+CAPABILITIES = frozenset(
+    {
+        "transition",
+        "branch_noise",
+        "log_probability",
+        "rollout",
+        "fuse",
+        "normalize",
+        "leaf_keys",
+        "prune",
+        "trained_subsets",
+        "objective",
+        "singular_rollout",
+        "granular_advantages",
+    }
+)
+"""All operations of the protocol, by name (TRACE-4)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,20 +126,59 @@ class Implementation(Protocol):
 
     def prune(
         self, plan: Plan, keys: Float64[Tensor, "prompts leaves"], rules: Sequence[PruningRule], iteration: int
-    ) -> tuple[Bool[Tensor, "prompts nodes"], ...]:
-        """Edges that stay, entry d − 1 for child depth d (PRUNE-1 … PRUNE-6)."""
+    ) -> Masks:
+        """Edges that stay (PRUNE-1 … PRUNE-6)."""
+        ...
+
+    def trained_subsets(self, plan: Plan, prompts: Sequence[Prompt], seed: int, iteration: int) -> Masks:
+        """Edges that each chain's subset of the trainable steps lets train; at f = 1 every edge (PLAN-7)."""
         ...
 
     def objective(
         self,
-        trace: Trace,
+        traces: Sequence[Trace],
         model: VelocityModel,
         condition: Condition,
-        advantages: Levels,
-        kept: tuple[Bool[Tensor, "prompts nodes"], ...],
+        advantages: Sequence[Levels],
+        kept: Sequence[Masks],
         options: Objective,
         reduction: Reduction,
         reference_model: VelocityModel | None,
     ) -> Float64[Tensor, ""]:
-        """J, to be maximised, differentiable in the model's parameters (OBJ-1 … OBJ-7)."""
+        """J over the trees of all traces, to be maximised, differentiable in the model's parameters (OBJ-1 … OBJ-7).
+
+        One trace a plan; of a plan family the members (k, λ₀) of the ks that are updated together. Entry t of
+        ``advantages`` and ``kept`` belongs to trace t; ``condition`` has one item a prompt.
+        """
+        ...
+
+    def singular_rollout(
+        self,
+        family: PlanFamily,
+        model: VelocityModel,
+        prompts: Sequence[Prompt],
+        condition: Condition,
+        noise: NoiseSource,
+        *,
+        latent_shape: Sequence[int],
+        dtype: torch.dtype,
+        storage_dtype: torch.dtype,
+        reduction: Reduction,
+        iteration: int,
+    ) -> dict[tuple[int, int], Trace]:
+        """Every member (k, λ) of a plan family (SING-1 … SING-5, GRAN-1 … GRAN-3)."""
+        ...
+
+    def granular_advantages(
+        self,
+        family: PlanFamily,
+        k: int,
+        values: Mapping[int, Levels],
+        weights: Sequence[float],
+        options: Normalization,
+    ) -> Float64[Tensor, "prompts children"]:
+        """A of step k's children: a z-score a granularity, summed over Λ, clipped once (GRAN-4, GRAN-5).
+
+        ``values[λ]`` are the fused values of member (k, λ); the children are those of member (k, λ₀), R·G a prompt.
+        """
         ...

@@ -1,0 +1,49 @@
+"""Log-probabilities of a level's edges (spec: log_probability)."""
+
+import math
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from branchgrpo.reference.types import Reduction
+
+
+def reduce_elements(
+    per_element: Float[Tensor, "items *latent"], items: int, reduction: Reduction
+) -> Float64[Tensor, "items"]:
+    """Sum or mean over everything but the first dimension, accumulated in float64.  Clause: LOGP-2, LOGP-5."""
+    flat = per_element.reshape(items, -1)
+    if reduction is Reduction.SUM:
+        return flat.sum(dim=1, dtype=torch.float64)
+    return flat.mean(dim=1, dtype=torch.float64)
+
+
+def log_probability(
+    child: Float[Tensor, "items *latent"], mean: Float[Tensor, "items *latent"], std: float, reduction: Reduction
+) -> Float64[Tensor, "items"]:
+    """log N(child; mean, std²·I), reduced.
+
+    Clause: LOGP-1, LOGP-2, LOGP-3, LOGP-5.  The element-wise constants leave the reduction as one scalar.
+
+    Args:
+        child: children *as stored* (realised-action rule).
+        mean: transition means.
+        std: > 0, by which the noise was really scaled.
+        reduction: ``sum`` or ``mean`` over the D elements.
+    """
+    z = (child.double() - mean.double()) / std
+    elements = child[0].numel() if reduction is Reduction.SUM else 1
+    constant = elements * (math.log(std) + 0.5 * math.log(2.0 * math.pi))
+    return -0.5 * reduce_elements(z * z, len(child), reduction) - constant
+
+
+def gaussian_kl(
+    mean: Float[Tensor, "items *latent"], mean_ref: Float[Tensor, "items *latent"], std: float, reduction: Reduction
+) -> Float64[Tensor, "items"]:
+    """KL of two kernels of one std: ‖μ_θ − μ_ref‖² / (2 std²), reduced like a log-probability.
+
+    Clause: OBJ-5.  Source: Flow-GRPO Eq. 12.
+    """
+    difference = mean.double() - mean_ref.double()
+    return reduce_elements(difference * difference, len(mean), reduction) / (2.0 * std * std)
