@@ -47,6 +47,8 @@ class Counts:
 def staying_leaves(plan: Plan, rules: tuple[PruningRule, ...]) -> tuple[int, bool]:
     """Leaves a tree that width rules let stay, and whether the others lose their split edge too.
 
+    Clause: PLAN-5, PRUNE-3, PRUNE-4.
+
     Raises:
         PlanError: several width rules: which leaves both keep depends on the rewards.
     """

@@ -42,11 +42,11 @@ class RewardError(BranchGRPOError):
 
 
 def is_integer(value: object) -> bool:
-    """Whether ``value`` is an int and not a bool, which Python counts among the ints."""
+    """Whether ``value`` is an int and not a bool, which Python counts among the ints.  Clause: ERR-1."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_latent_shape(shape: tuple[int, ...]) -> None:
-    """Raise ``InputError`` unless ``shape`` is a shape of at least one dimension, all of them ≥ 1."""
+    """Raise ``InputError`` unless ``shape`` has at least one dimension, all of them ≥ 1.  Clause: ERR-3."""
     if len(shape) == 0 or not all(is_integer(n) and n >= 1 for n in shape):
         raise InputError("latent_shape", shape, "integers ≥ 1, at least one")

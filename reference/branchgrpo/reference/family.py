@@ -16,7 +16,7 @@ from branchgrpo.reference.types import ODE, Kernel, LeafOutput
 class PlanFamily:
     """Singular stochastic sampling: member (k, λ) is an ODE but for step k, where it splits into G children.
 
-    Clause: SING-1 … SING-5, GRAN-1 … GRAN-3.  Source: G²RPO (arXiv 2510.01982) §3.2–3.3; TempFlow-GRPO.
+    Clause: SING-1 … SING-6, GRAN-1 … GRAN-3.  Source: G²RPO (arXiv 2510.01982) §3.2–3.3; TempFlow-GRPO.
 
     Attributes:
         sigmas: the full schedule.

@@ -18,7 +18,7 @@ def path_log_probabilities(node: Node) -> Float64[Tensor, "leaves"]:
 def path_softmax_weights(node: Node, beta: float) -> Float64[Tensor, "leaves"]:
     """w = softmax over L(n) of β·log p_beh(ℓ | n); β = 0 is uniform.
 
-    Clause: FUSE-2.  Source: BranchGRPO Eq. 6.
+    Clause: FUSE-2, FUSE-3.  Source: BranchGRPO Eq. 6.
     """
     return torch.softmax(beta * path_log_probabilities(node), dim=0)
 
@@ -38,7 +38,7 @@ def standardised_weights(node: Node, beta: float) -> Float64[Tensor, "leaves"]:
 def child_softmax_weights(node: Node, beta: float) -> Float64[Tensor, "leaves"]:
     """Bottom-up: softmax of β·log p over each node's children by their own edge, multiplied along the path.
 
-    Clause: FUSE-4.  Source: what the public BranchGRPO code means; another estimator than FUSE-2.
+    Clause: FUSE-4.  Source: what the public BranchGRPO code means; another estimator than FUSE-2 (DIV-B14).
     """
     if not node.children:
         return torch.ones(1, dtype=torch.float64)

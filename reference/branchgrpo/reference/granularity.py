@@ -13,7 +13,7 @@ def granular_indices(start: int, steps: int, granularity: int, anchor: StrideAnc
 
     Clause: GRAN-1, GRAN-2.  Anchored at the start: k+1, k+2, k+2+λ, k+2+2λ, …, T, with a short last jump where the
     stride skips T.  Anchored at the end: k+1, then every index ≡ T (mod λ), with an irregular first jump.
-    Source: G²RPO §3.3; ends at σ = 0 always, where public code can stop above it (DIV-G1).
+    Source: G²RPO §3.3; ends at σ = 0 always, where public code can stop above it (DIV-G1); the anchor: DIV-P10.
 
     Args:
         start: k + 1 in 1..T.

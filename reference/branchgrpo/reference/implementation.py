@@ -107,7 +107,7 @@ class Implementation(Protocol):
         reduction: Reduction,
         iteration: int,
     ) -> Trace:
-        """Grow every prompt's trees (ROLL-1 … ROLL-5)."""
+        """Grow every prompt's trees (ROLL-1 … ROLL-6)."""
         ...
 
     def fuse(self, trace: Trace, rewards: Float64[Tensor, "prompts leaves models"], options: Fusion) -> Levels:
@@ -145,7 +145,7 @@ class Implementation(Protocol):
         reduction: Reduction,
         reference_model: VelocityModel | None,
     ) -> Float64[Tensor, ""]:
-        """J over the trees of all traces, to be maximised, differentiable in the model's parameters (OBJ-1 … OBJ-7).
+        """J over the trees of all traces, to be maximised, differentiable in the model's parameters (OBJ-1 … OBJ-8).
 
         One trace a plan; of a plan family the members (k, λ₀) of the ks that are updated together. Entry t of
         ``advantages`` and ``kept`` belongs to trace t; ``condition`` has one item a prompt.

@@ -97,7 +97,7 @@ def transition(
 ) -> tuple[Float[Tensor, "*latent"], float]:
     """Mean and std of step i of a plan.
 
-    Clause: KERN-2 … KERN-5, PLAN-6.
+    Clause: KERN-2 … KERN-6, PLAN-6.
 
     Args:
         plan: the plan; its effective kernel at ``step`` is used.

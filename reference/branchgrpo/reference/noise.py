@@ -36,7 +36,7 @@ class KeyedNoise:
 def branch_coefficients(spread: float) -> tuple[float, float]:
     """a = 1/√(1 + s²) and c = s/√(1 + s²), with (0, 1) at s = ∞.
 
-    Clause: NOISE-2.  Source: BranchGRPO Eq. 5, in a form that has a value at every s in [0, ∞].
+    Clause: NOISE-2.  Source: BranchGRPO Eq. 5, in a form that has a value at every s in [0, ∞] (DIV-P2).
     """
     if math.isinf(spread):
         return 0.0, 1.0
@@ -49,7 +49,7 @@ def branch_noise(
 ) -> Float[Tensor, "*latent"]:
     """ξ_b = a·ξ₀ + c·η_b: exactly N(0, I), with Cov(ξ_b, ξ_b′) = I/(1 + s²) between siblings.
 
-    Clause: NOISE-1.  Source: BranchGRPO Eq. 5, Lemma 1.
+    Clause: NOISE-1, DIV-B1.  Source: BranchGRPO Eq. 5, Lemma 1.
 
     Args:
         shared: ξ₀, one a splitting parent.

@@ -19,7 +19,7 @@ EQUAL = 2.0**-40
 
 
 def is_degenerate(values: Float64[Tensor, "nodes"]) -> bool:
-    """One value, or max − min ≤ 2⁻⁴⁰ · max|r̄|.  Clause: NORM-4."""
+    """One value, or max − min ≤ 2⁻⁴⁰ · max|r̄|.  Clause: NORM-4, DIV-P3."""
     return len(values) < 2 or bool(values.max() - values.min() <= EQUAL * values.abs().max())
 
 

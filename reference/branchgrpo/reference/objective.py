@@ -35,7 +35,7 @@ def trainable_edges(tree: Tree, kept: set[Node]) -> list[Node]:
 def reduce_edges(terms: Mapping[Node, Float64[Tensor, ""]], reduction: str) -> Float64[Tensor, ""]:
     """Mean over edges, or mean within each depth and then over the depths.
 
-    Clause: OBJ-4.  Source: BranchGRPO Eq. 9 (edge mean); the depth mean is ours (finding on the estimator's angle).
+    Clause: OBJ-4.  Source: BranchGRPO Eq. 9 (edge mean); the depth mean is ours (DIV-P8).
     """
     if reduction == "edge_mean":
         return torch.stack(list(terms.values())).mean()
@@ -72,7 +72,7 @@ def edge_terms(
     options: Objective,
     reduction: Reduction,
 ) -> dict[Node, Float64[Tensor, ""]]:
-    """w_e·min(ρ A, clip(ρ) A) − β_KL·KL_e for every edge.  Clause: OBJ-1, OBJ-2, OBJ-5, OBJ-6."""
+    """w_e·min(ρ A, clip(ρ) A) − β_KL·KL_e for every edge.  Clause: OBJ-1, OBJ-2, OBJ-5, OBJ-6, OBJ-7."""
     policy, frozen = models
     means = edge_means(edges, tree, policy, condition)
     with torch.no_grad():
@@ -106,7 +106,7 @@ def objective(
 ) -> Float64[Tensor, ""]:
     """J = mean over trees of the reduced edge terms: to be *maximised*; differentiable in the model's parameters.
 
-    Clause: OBJ-1 … OBJ-7.  Source: BranchGRPO Eq. 9; G²RPO Eq. 7 (its trees are the members of the plan family).
+    Clause: OBJ-1 … OBJ-8, SING-6.  Source: BranchGRPO Eq. 9; G²RPO Eq. 7 (its trees are the family's members).
 
     Args:
         trees: the batch; their log-probabilities are the old ones, held fixed over inner epochs.

@@ -15,13 +15,13 @@ RewardOrder = Literal["normalize_then_sum", "sum_then_normalize"]
 
 
 def check_choice(field: str, value: object, choices: tuple[object, ...]) -> None:
-    """Raise ``OptionError`` unless ``value`` is one of ``choices``."""
+    """Raise ``OptionError`` unless ``value`` is one of ``choices``.  Clause: ERR-5."""
     if value not in choices:
         raise OptionError(field, value, f"one of {list(choices)}")
 
 
 def check_real(field: str, value: float, low: float, *, open_low: bool = False) -> None:
-    """Raise ``OptionError`` unless ``value`` is finite and at least (or, if open, above) ``low``."""
+    """Raise ``OptionError`` unless ``value`` is finite and at least (or, if open, above) ``low``.  Clause: ERR-5."""
     if not (math.isfinite(value) and (value > low if open_low else value >= low)):
         raise OptionError(field, value, f"finite and {'>' if open_low else '≥'} {low:g}")
 
@@ -119,7 +119,7 @@ PruningRule = ParentTop1 | ExtremeB | DepthWindow
 
 @dataclass(frozen=True)
 class Objective:
-    """The clipped surrogate (OBJ-1 … OBJ-7).
+    """The clipped surrogate (OBJ-1 … OBJ-8).
 
     Attributes:
         clip_low, clip_high: ε_lo and ε_hi > 0; the ratio is clipped to [1 − ε_lo, 1 + ε_hi].

@@ -14,7 +14,7 @@ from branchgrpo.reference.types import ODE, Kernel, LeafOutput
 class Plan:
     """Schedule, roots, and for every step a kernel, a branching factor and a branch spread.
 
-    Clause: PLAN-1 … PLAN-7.  Source: algorithm of BranchGRPO §3 (tree), DanceGRPO, Flow-GRPO, MixGRPO as plans.
+    Clause: PLAN-1 … PLAN-7, PLAN-9.  Source: BranchGRPO §3 (tree); DanceGRPO, Flow-GRPO, MixGRPO as plans.
 
     Attributes:
         sigmas: T + 1 noise levels, strictly decreasing from 1 to 0.
@@ -87,7 +87,7 @@ class Plan:
 def branching_from_splits(steps: int, splits: Sequence[int], factor: int) -> tuple[int, ...]:
     """Branching factors with K at each split step and 1 elsewhere.
 
-    Clause: PLAN-2, ERR-2.
+    Clause: PLAN-2, ERR-2, DIV-B13.
 
     Raises:
         PlanError: a split step that is negative, ≥ T or named twice.

@@ -28,14 +28,14 @@ TIGHT = Objective(clip_low=1e-4, clip_high=1e-4)
 def dancegrpo(
     name: str, *, steps: int = 20, group: int = 12, eta: float = 0.3, trained_fraction: float = 1.0
 ) -> Method:
-    """DanceGRPO: one initial noise a prompt, G chains that part at step 0, every step SDE (arXiv 2505.07818)."""
+    """DanceGRPO: one noise a prompt, G chains that part at step 0, every step SDE (arXiv 2505.07818; PLAN-8)."""
     kernel = Kernel(KernelKind.SDE, eta)
     plan = tree_plan(steps, kernel, splits=(0,), branching=group, trained_fraction=trained_fraction)
     return Method(name, "DanceGRPO; BranchGRPO Table 1", plan, objective=TIGHT)
 
 
 def flowgrpo(name: str, *, steps: int = 10, group: int = 24, eta: float = 0.7, kl: float = 0.04) -> Method:
-    """Flow-GRPO: G initial noises a prompt, no branching, every step SDE, the last never trained (arXiv 2505.05470)."""
+    """Flow-GRPO: G noises a prompt, no branching, every step SDE, the last untrained (arXiv 2505.05470; PLAN-8)."""
     kernel, trained = Kernel(KernelKind.FLOW_SDE, eta), tuple(range(steps - 1))
     plan = tree_plan(steps, kernel, roots=group, output=LeafOutput.SAMPLE, trained_steps=trained)
     scopes = Normalization(mean_scope="prompt", std_scope="batch", bessel=False, eps=1e-4)
@@ -43,7 +43,7 @@ def flowgrpo(name: str, *, steps: int = 10, group: int = 24, eta: float = 0.7, k
 
 
 def mixgrpo(name: str, *, steps: int = 25, group: int = 12, window: int = 4, period: int = 25) -> Method:
-    """MixGRPO: SDE inside a sliding window at whose first step the group parts, ODE elsewhere (arXiv 2507.21802)."""
+    """MixGRPO: SDE in a sliding window at whose first step the group parts, else ODE (arXiv 2507.21802; WIN-3)."""
     base = tree_plan(steps, Kernel(KernelKind.FLOW_SDE, 0.7))
     sampler = WindowedPlan(base, WindowSchedule(window, last=steps - 2, period=period), group)
     return Method(name, "MixGRPO; BranchGRPO Table 1", sampler, objective=TIGHT)
@@ -60,14 +60,14 @@ def branchgrpo(
     beta: float = 1.0,
     pruning: tuple[PruningRule, ...] = (),
 ) -> Method:
-    """BranchGRPO: K children at each split step, every step SDE (arXiv 2509.06040)."""
+    """BranchGRPO: K children at each split step, every step SDE (arXiv 2509.06040; PLAN-8, DIV-P11)."""
     kernel = Kernel(KernelKind.SDE, eta)
     plan = tree_plan(steps, kernel, splits=splits, branching=branching, spread=spread)
     return Method(name, "BranchGRPO Tables 1–3", plan, fusion=Fusion(beta=beta), pruning=pruning)
 
 
 def branchgrpo_mix(name: str, *, window: int = 4, period: int = 25) -> Method:
-    """BranchGRPO-Mix: ODE at every step that is neither a split nor in the sliding SDE window."""
+    """BranchGRPO-Mix: ODE at every step that is neither a split nor in the sliding SDE window (WIN-3, DIV-P9)."""
     base = branchgrpo(name)
     assert not isinstance(base.sampler, WindowedPlan | PlanFamily)
     schedule = WindowSchedule(window, last=base.sampler.steps - 2, period=period)
@@ -75,14 +75,14 @@ def branchgrpo_mix(name: str, *, window: int = 4, period: int = 25) -> Method:
 
 
 def g2rpo(name: str, *, steps: int = 16, group: int = 12, granularities: tuple[int, ...] = (1, 2, 3)) -> Method:
-    """G²RPO: noise at one step k of the first half, continuations at every granularity of Λ (arXiv 2510.01982)."""
+    """G²RPO: noise at one step k of the first half, continuations at all λ in Λ (arXiv 2510.01982; PLAN-8, SING-1)."""
     kernel = Kernel(KernelKind.FLOW_SDE, 0.7)
     sampler = PlanFamily(shifted_schedule(steps), kernel, tuple(range(steps // 2)), group, granularities)
     return Method(name, "G²RPO Tables 1–4", sampler, objective=TIGHT)
 
 
 def tempflow(name: str, *, steps: int = 10, roots: int = 4, group: int = 6, eta: float = 0.7) -> Method:
-    """TempFlow-GRPO: noise at one step k, all k but the last, pooled over several initial noises (arXiv 2508.04324)."""
+    """TempFlow-GRPO: noise at one step k, all k but the last, pooled over several roots (arXiv 2508.04324; PLAN-8)."""
     kernel, ks = Kernel(KernelKind.FLOW_SDE, eta), tuple(range(steps - 1))
     family = PlanFamily(shifted_schedule(steps), kernel, ks, group, roots=roots, output=LeafOutput.SAMPLE)
     pooled = Normalization(mean_scope="prompt", std_scope="prompt")
@@ -90,7 +90,7 @@ def tempflow(name: str, *, steps: int = 10, roots: int = 4, group: int = 6, eta:
 
 
 def depth_window(size: int) -> DepthWindow:
-    """The paper's depth window: starts just below the last dense split and moves towards the leaves."""
+    """The paper's depth window: from just below the last dense split towards the leaves (PRUNE-5, DIV-B5, DIV-P4)."""
     return DepthWindow(start=DENSE[-1] + 1, size=size, period=30, direction=1)
 
 

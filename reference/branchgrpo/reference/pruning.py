@@ -47,7 +47,7 @@ def last_split_children(tree: Tree) -> list[list[Node]]:
 def parent_top1_leaves(tree: Tree, keys: LeafKeys) -> set[Node]:
     """The leaves that stay: under each last-split parent the child whose leaf ranks first.
 
-    Clause: PRUNE-3.  Source: BranchGRPO §3.4, "Parent-Top1".
+    Clause: PRUNE-3, DIV-B6.  Source: BranchGRPO §3.4, "Parent-Top1".
     """
     families = last_split_children(tree)
     return {ranked([leaf for child in family for leaf in child.leaves()], keys)[0] for family in families}

@@ -66,7 +66,7 @@ def child_noise(plan: Plan, parent: Node, index: int, tree: Tree, sampling: Samp
 def grow_children(tree: Tree, parent: Node, v: Float[Tensor, "*latent"], sampling: Sampling) -> list[Node]:
     """The K children of one parent from the parent's velocity: mean + std·ξ, stored, then scored as stored.
 
-    Clause: ROLL-1, ROLL-5, LOGP-3, LOGP-4.
+    Clause: ROLL-1, ROLL-5, LOGP-3, LOGP-4, DIV-B2.
     """
     plan, step = tree.plan, parent.depth
     mean, std = transition(plan, step, parent.state.to(sampling.dtype), v)
@@ -95,7 +95,7 @@ def grow(tree: Tree, node: Node, model: VelocityModel, condition: Condition, sam
 def rollout(plan: Plan, model: VelocityModel, prompt: Prompt, condition: Condition, sampling: Sampling) -> list[Tree]:
     """The R trees of one prompt, each from its own initial noise.
 
-    Clause: ROLL-1 … ROLL-5, NOISE-3, NOISE-4.  Source: BranchGRPO §3.1, Algorithm 1.
+    Clause: ROLL-1 … ROLL-6, NOISE-3, NOISE-4.  Source: BranchGRPO §3.1, Algorithm 1.
 
     Args:
         plan: what to grow.

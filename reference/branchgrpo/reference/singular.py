@@ -21,7 +21,7 @@ def singular_rollout(
 ) -> FamilyTrees:
     """Roll out every member of the family for one prompt.
 
-    Clause: SING-1 … SING-3.  Source: G²RPO §3.2, Algorithm 1.
+    Clause: SING-1 … SING-3, GRAN-6.  Source: G²RPO §3.2, Algorithm 1.
 
     The members share the anchor and, for one k, the children: their noise has the same keys and everything else is
     deterministic. Here they are simply rolled out again; an implementation may call equal inputs once (SING-4).
@@ -47,7 +47,7 @@ def multi_granularity_advantages(
 ) -> NodeAdvantages:
     """A of step k's children: a within-group z-score a granularity (and reward), summed over Λ, clipped once.
 
-    Clause: GRAN-4, GRAN-5.  Source: G²RPO Eq. 9–10.
+    Clause: GRAN-4 … GRAN-6, DIV-G2.  Source: G²RPO Eq. 9–10.
 
     Args:
         family: k and Λ.

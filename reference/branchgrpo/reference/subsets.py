@@ -8,7 +8,7 @@ from branchgrpo.reference.protocols import NoiseRole
 
 
 def subset_size(plan: Plan) -> int:
-    """⌊f·S⌋ of the S trainable steps, but at least one.  Clause: PLAN-7.  Source: DanceGRPO, timestep fraction."""
+    """⌊f·S⌋ of the S trainable steps, but at least one.  Clause: PLAN-7, DIV-P5.  Source: DanceGRPO."""
     return max(1, math.floor(plan.trained_fraction * len(plan.trainable_steps)))
 
 

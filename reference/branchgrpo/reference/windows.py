@@ -26,7 +26,7 @@ class WindowSchedule:
     Attributes:
         size: w ≥ 1 steps; every window is full-size (WIN-2).
         last: last step that a window may hold; the first is 0.
-        stride: steps by which the window moves.
+        stride: steps by which the window moves, at most w (WIN-2, DIV-M1).
         period: τ ≥ 1 iterations at a position, before decay.
         order: progressive, or a position drawn uniformly every τ iterations, the same on every rank.
         decay: how τ shrinks as the window's first step l grows (WIN-5).
@@ -128,7 +128,7 @@ class WindowedPlan:
             raise PlanError("window.last", self.window.last, legal)
 
     def at(self, iteration: int, seed: int = 0) -> Plan:
-        """The plan of one iteration.  Raises ``PlanError`` if no step is left stochastic."""
+        """The plan of one iteration (WIN-1, WIN-3).  Raises ``PlanError`` if no step is left stochastic."""
         window = window_steps(self.window, iteration, seed)
         noisy = {*window, *self.base.splits}
         if not noisy:
