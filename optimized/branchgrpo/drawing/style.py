@@ -7,7 +7,7 @@ from branchgrpo.drawing.svg import Attribute, Svg
 INK, FAINT, BAND = "#24292f", "#6e7781", "#f0f3f6"
 TRAINED, PRUNED, UNTRAINED = "#1f5fbf", "#d9730d", "#8c959f"
 GRANULARITY = ("#00876c", "#c2540a", "#8250df", "#7d4e00", "#a3216b")
-LEGEND_ROW, LEGEND_SAMPLE, CHARACTER, NARROWEST = 20.0, 34.0, 6.6, 640.0
+LEGEND_ROW, LEGEND_SAMPLE, CHARACTER, NARROWEST = 20.0, 34.0, 7.0, 640.0
 
 
 @dataclass(frozen=True)
