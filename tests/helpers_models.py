@@ -1,7 +1,9 @@
 """Tiny real pipelines with random weights, built offline, saved to a folder and loaded from it."""
 
 import json
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -21,6 +23,7 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
+from PIL import Image
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from torch import nn
 from transformers import (
@@ -322,10 +325,10 @@ BUILDERS: dict[str, Callable[[], DiffusionPipeline]] = {
     "qwen": qwen_image,
     "wan2.1": wan,
     "wan2.2": lambda: wan(experts=True),
-    "wan2.2-ti2v": lambda: wan(expand=True),
+    "wan2.2-5b": lambda: wan(expand=True),
     "wan2.1-i2v": lambda: wan(image=True),
     "wan2.2-i2v": lambda: wan(image=True, experts=True),
-    "wan2.2-ti2v-i2v": lambda: wan(image=True, expand=True),
+    "wan2.2-5b-i2v": lambda: wan(image=True, expand=True),
 }
 
 
@@ -335,3 +338,29 @@ def saved(kind: str, root: Path) -> Path:
     if not folder.exists():
         BUILDERS[kind]().save_pretrained(folder)
     return folder
+
+
+def image(seed: int = 0, size: tuple[int, int] = (40, 56)) -> Image.Image:
+    """A picture with structure of its own."""
+    noise = torch.rand(size[0] // 8, size[1] // 8, 3, generator=torch.Generator().manual_seed(seed))
+    return Image.fromarray((255 * noise).byte().numpy()).resize(size[::-1])
+
+
+def first_frames(kind: str, size: tuple[int, int, int], count: int) -> dict[str, object]:
+    """The arguments that ``encode`` needs besides the prompts."""
+    return {"images": [image(i) for i in range(count)], "size": size} if kind.endswith("i2v") else {}
+
+
+@contextmanager
+def no_network() -> Iterator[None]:
+    """Every attempt to open a connection or to resolve a name raises."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("reached for the network")
+
+    kept = socket.socket.connect, socket.getaddrinfo
+    socket.socket.connect, socket.getaddrinfo = refuse, refuse
+    try:
+        yield
+    finally:
+        socket.socket.connect, socket.getaddrinfo = kept

@@ -100,11 +100,15 @@ class Backbone(PipelineCodec):
 
     @classmethod
     def load_transformer(cls, folder: PipelineFolder, name: str, dtype: torch.dtype) -> Any:
-        """One transformer of the pipeline, by its component name."""
+        """One transformer of the pipeline, by its component name.
+
+        Some networks keep a few layers in float32 whatever the dtype; under float64 those are widened too.
+        """
         import diffusers
 
         kind = getattr(diffusers, cls.transformer_class)
-        return kind.from_pretrained(folder.component(name), dtype=dtype, local_files_only=True)
+        transformer = kind.from_pretrained(folder.component(name), dtype=dtype, local_files_only=True)
+        return transformer.double() if dtype == torch.float64 else transformer
 
     def load_rest(self, dtype: torch.dtype) -> None:
         """Load further transformers of the family; most have none."""

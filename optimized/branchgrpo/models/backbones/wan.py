@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from branchgrpo.models.backbone import Backbone
 from branchgrpo.models.encoding import Encoder
+from branchgrpo.models.folder import PipelineFolder
 from branchgrpo.models.guidance import check_guidance
 from branchgrpo.models.lora import ATTENTION
+from branchgrpo.models.options import LoadOptions
 from branchgrpo.models.sizes import check_latent, check_pixels, divided
 from branchgrpo.models.vae import channel_statistics
 from branchgrpo.reference.errors import InputError, OptionError, is_integer
@@ -34,7 +36,11 @@ class Wan(Backbone):
     lora_targets = ATTENTION
     specific_options = ("low_noise_scale",)
 
-    transformer_2: nn.Module | None = None
+    def __init__(
+        self, folder: PipelineFolder, transformer: nn.Module, guidance: Guidance | None, options: LoadOptions
+    ) -> None:
+        super().__init__(folder, transformer, guidance, options)
+        self.transformer_2: nn.Module | None = None
 
     @property
     def boundary(self) -> float | None:
