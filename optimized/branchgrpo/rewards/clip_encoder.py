@@ -109,7 +109,7 @@ class ClipEncoder:
     def images(self, images: Images) -> Float[Tensor, "items embed"]:
         """Unit embeddings of images."""
         rows = [self.image_features(part) for part in images.chunks(self.chunk)]
-        return torch.nn.functional.normalize(torch.cat(rows).float(), dim=-1)
+        return unit(torch.cat(rows))
 
     def image_features(self, images: Images) -> Float[Tensor, "items embed"]:
         """Projected class token of one batch, not normalised."""
@@ -125,7 +125,7 @@ class ClipEncoder:
         """
         distinct = list(dict.fromkeys(texts))
         rows = [self.text_features(distinct[i : i + self.chunk]) for i in range(0, len(distinct), self.chunk)]
-        embeddings = torch.nn.functional.normalize(torch.cat(rows).float(), dim=-1)
+        embeddings = unit(torch.cat(rows))
         where = {text: i for i, text in enumerate(distinct)}
         return embeddings[[where[text] for text in texts]]
 
@@ -136,6 +136,11 @@ class ClipEncoder:
         ids = self.tokenizer(texts).to(self.model.device)
         features: Tensor = self.model.get_text_features(input_ids=ids).pooler_output
         return features
+
+
+def unit(rows: Float[Tensor, "items embed"]) -> Float[Tensor, "items embed"]:
+    """Rows of unit length, in float32 at least."""
+    return torch.nn.functional.normalize(rows.to(torch.promote_types(rows.dtype, torch.float32)), dim=-1)
 
 
 def fill_position_ids(model: Any) -> None:

@@ -61,11 +61,20 @@ def to_levels(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
 def resize(
     x: Float[Tensor, "items 3 h w"], height: int, width: int, quantise: bool
 ) -> Float[Tensor, "items 3 height width"]:
-    """Bicubic (a = −½) with the kernel widened when shrinking; the same size is left as it is."""
+    """Bicubic (a = −½) with the kernel widened when shrinking; the same size is left as it is.
+
+    With ``quantise`` the rows are resized first and rounded to 8 bits, then the columns, as Pillow does.
+    """
     if x.shape[-2:] == (height, width):
         return x
-    y = functional.interpolate(x, size=(height, width), mode="bicubic", align_corners=False, antialias=True)
-    return to_levels(y) if quantise else y
+    if not quantise:
+        return bicubic(x, height, width)
+    return to_levels(bicubic(to_levels(bicubic(x, x.shape[-2], width)), height, width))
+
+
+def bicubic(x: Float[Tensor, "items 3 h w"], height: int, width: int) -> Float[Tensor, "items 3 height width"]:
+    """Antialiased cubic resize in floating point."""
+    return functional.interpolate(x, size=(height, width), mode="bicubic", align_corners=False, antialias=True)
 
 
 def pad_longest(x: Float[Tensor, "items 3 h w"], size: int, quantise: bool) -> Float[Tensor, "items 3 size size"]:

@@ -57,6 +57,9 @@ class ClipTokenizer:
 def clean(text: str) -> str:
     """Mend the encoding, resolve HTML entities twice, and collapse white space, as open_clip does before it tokenises.
 
+    open_clip spells its marks ``<start_of_text>`` and ``<end_of_text>``: these are marks in a prompt too, while
+    transformers' spelling of them is plain text, which the blanks here keep it.
+
     Raises:
         InputError: ftfy, which mends the encoding, is not installed.
     """
@@ -65,7 +68,9 @@ def clean(text: str) -> str:
     except ImportError:
         raise InputError("ftfy", None, "installed for HPS (pip install 'branchgrpo[rewards]')") from None
     mended = html.unescape(html.unescape(ftfy.fix_text(text)))
-    return re.sub(r"\s+", " ", mended).strip()
+    plain = re.sub(r"<\|(startoftext|endoftext)\|>", r"<| \1 |>", mended, flags=re.IGNORECASE)
+    marks = re.sub(r"<(start|end)_of_text>", r"<|\1oftext|>", plain, flags=re.IGNORECASE)
+    return re.sub(r"\s+", " ", marks.lower()).strip()
 
 
 def load_tokenizer(source: str | Path, length: int = 77, cleaning: Cleaning = "plain") -> ClipTokenizer:
