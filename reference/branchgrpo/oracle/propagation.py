@@ -27,7 +27,7 @@ def next_level_covariance(
     return np.asarray(carried + std**2 * np.kron(np.eye(level.shape[0]), noise))
 
 
-def level_covariances(plan: Plan, chain: Chain, start: Start) -> list[Float64[np.ndarray, "nodes nodes"]]:
+def level_covariances(plan: Plan, chain: Chain, start: Start) -> list[Float64[np.ndarray, "_ _"]]:
     """Cov of one element over each level under the start, entry 0 being the start itself.  Clause: ORACLE-8."""
     levels = [np.full((1, 1), start.variance)]
     for i in range(start.depth, plan.steps):
