@@ -70,9 +70,11 @@ QUICK = [
 THOROUGH = [
     *(Case("flux", (1, *hw), embedded(w), {"guidance_scale": w}, own_schedule=own)
       for hw in ((64, 16), (24, 40)) for w in (1.0, 7.0) for own in (False, True)),
-    *(Case("flux-schnell", (1, 48, 32), cfg(w), {"true_cfg_scale": w, "negative_prompt": NEGATIVE}) for w in (2.0, 6.0)),
+    *(Case("flux-schnell", (1, 48, 32), cfg(w), {"true_cfg_scale": w, "negative_prompt": NEGATIVE})
+      for w in (2.0, 6.0)),
     *(Case(kind, (1, *hw), cfg(w), {**SD3, "guidance_scale": w}, own_schedule=own)
-      for kind in ("sd3", "sd3.5", "sd3-no-t5") for hw in ((48, 16), (24, 40)) for w in (2.0, 9.0) for own in (False, True)),
+      for kind in ("sd3", "sd3.5", "sd3-no-t5") for hw in ((48, 16), (24, 40))
+      for w in (2.0, 9.0) for own in (False, True)),
     Case("sd3", (1, 16, 16), Guidance(), {"guidance_scale": 1.0}),
     *(Case("qwen", (1, *hw), cfg(w), {**QWEN, "true_cfg_scale": w}, own_schedule=own, prompt=p)
       for hw in ((64, 16), (24, 40)) for w in (1.5, 6.0) for own in (False, True) for p in (0, 1)),

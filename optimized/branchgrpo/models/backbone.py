@@ -81,7 +81,7 @@ class Backbone(PipelineCodec):
             if options.gradient_checkpointing:
                 transformer.enable_gradient_checkpointing()
             if lora is not None:
-                low_rank.attach(transformer, lora, cls.lora_targets)
+                low_rank.attach(transformer, lora, cls.lora_targets, model.unread_layers())
         return model.to(device).eval()
 
     @classmethod
@@ -178,6 +178,10 @@ class Backbone(PipelineCodec):
                 found = None if tensor is None else tuple(tensor.shape)
                 raise InputError(f"condition.{name}", found, f"of width {width}: the condition of another model?")
         return condition.to(device=x.device, dtype=dtype or self.dtype).tensors
+
+    def unread_layers(self) -> str | None:
+        """Pattern of the layers whose output nothing reads: most networks have none."""
+        return None
 
     # ---- training ------------------------------------------------------------------------------------------------
 

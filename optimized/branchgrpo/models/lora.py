@@ -46,8 +46,14 @@ def full_precision(module: nn.Module) -> None:
             parameter.data = parameter.data.float()
 
 
-def attach(transformer: Any, options: LoraOptions, targets: tuple[str, ...]) -> None:
+def attach(transformer: Any, options: LoraOptions, targets: tuple[str, ...], unread: str | None) -> None:
     """Freeze a transformer and add a trainable adapter that starts as the identity.
+
+    Args:
+        transformer: the network.
+        options: rank, alpha and targets.
+        targets: the targets where the options name none.
+        unread: pattern of layers whose output nothing reads; an adapter there would never get a gradient.
 
     Raises:
         OptionError: a target that names no linear layer.
@@ -60,7 +66,8 @@ def attach(transformer: Any, options: LoraOptions, targets: tuple[str, ...]) -> 
         if not any(name == target or name.endswith(f".{target}") for name in names):
             raise OptionError("lora.targets", target, f"the end of a linear layer's name, such as {names[:6]}")
     transformer.requires_grad_(False)
-    transformer.add_adapter(LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=list(chosen)), ADAPTER)
+    config = LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=list(chosen), exclude_modules=unread)
+    transformer.add_adapter(config, ADAPTER)
     full_precision(transformer)
 
 

@@ -60,6 +60,10 @@ class QwenImage(Backbone):
         factor = 2 ** len(self.vae_config["temperal_downsample"])
         return image_latent_shape(self.config.in_channels // 4, height, width, frames, factor, 2)
 
+    def unread_layers(self) -> str | None:
+        """The last block's text stream ends there: its queries and its output feed nothing."""
+        return rf"transformer_blocks\.{self.config.num_layers - 1}\.attn\.(add_q_proj|to_add_out)"
+
     def predict(
         self, x: Float[Tensor, "items channels height width"], time: Float[Tensor, "items"], tensors: dict[str, Tensor]
     ) -> Float[Tensor, "items channels height width"]:

@@ -51,6 +51,10 @@ class StableDiffusion3(Backbone):
         patch = int(self.config.patch_size)
         return (latent_shape[-2] // patch) * (latent_shape[-1] // patch)
 
+    def unread_layers(self) -> str | None:
+        """The last block's text stream ends there: its queries and its output feed nothing."""
+        return rf"transformer_blocks\.{self.config.num_layers - 1}\.attn\.(add_q_proj|to_add_out)"
+
     def predict(
         self, x: Float[Tensor, "items channels height width"], time: Float[Tensor, "items"], tensors: dict[str, Tensor]
     ) -> Float[Tensor, "items channels height width"]:
