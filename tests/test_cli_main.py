@@ -1,6 +1,8 @@
 """The command line as a whole: help, speed, mistakes."""
 
+import re
 import subprocess
+import sys
 import time
 from importlib.metadata import entry_points, version
 
@@ -19,7 +21,7 @@ def test_help_names_every_command_and_gives_examples():
     done = branchgrpo("--help")
     assert done.returncode == 0
     for command in COMMANDS:
-        assert f"\n  {command.name:<4}  {command.summary}" in done.stdout
+        assert re.search(rf"\n  {command.name} +{re.escape(command.summary)}\n", done.stdout)
     assert "examples:\n  branchgrpo plan " in done.stdout
 
 
@@ -72,7 +74,7 @@ def test_console_script_is_installed():
     ("words", "parts"),
     [
         (["plann"], ["unknown command 'plann'", "did you mean 'plan'?"]),
-        (["zzz"], ["unknown command 'zzz'", "one of plan, demo"]),
+        (["zzz"], ["unknown command 'zzz'", f"one of {', '.join(NAMES)}"]),
         (["--versoin"], ["unknown option '--versoin'", "did you mean '--version'?"]),
         (["plan", "--prest", "branchgrpo"], ["unknown option '--prest'", "did you mean '--preset'?"]),
         (["plan", "--pres", "branchgrpo"], ["unknown option '--pres'", "did you mean '--preset'?"]),
@@ -126,8 +128,6 @@ def test_interruption_is_not_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys
 def test_a_reader_that_stops_early_is_no_error():
     code = "import sys; from branchgrpo.cli.main import main; sys.exit(main(['plan', '--json']))"
     script = f'"$0" -c "{code}" | head -c 1'
-    import sys
-
     done = subprocess.run(["sh", "-c", script, sys.executable], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("{", "")
 
