@@ -67,8 +67,8 @@ def test_table_criteria_and_report_are_shown(
     assert main(["demo", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr()
     for label in ("BranchGRPO", "flat GRPO", "G²RPO"):
-        (line,) = [line for line in printed.out.splitlines() if f" {label} " in line]
-        for cell in ("-1.500", "-0.495", "+1.005 ± 0.007", "99.0%", "98.5%", "1,000", " 12 "):
+        (line,) = [line for line in printed.out.splitlines() if line.strip().startswith(label)]
+        for cell in ("-1.500", "-0.495", "+1.005 ± 0.007", "99.0%", "98.5%", "1,000", " 12"):
             assert cell in line
     assert printed.err.count("holds  ") == len(fake_run["results"]["acceptance"]["criteria"])
     assert f"report: {tmp_path / 'report.html'}" in printed.err

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -19,10 +20,11 @@ def print_summary(results: Mapping[str, Any]) -> None:
     """Print what each method gained, with which calls and time, and what the judge says."""
     methods = results["methods"].values()
     runs = max(len(method["runs"]) for method in methods)
-    table = Table(title=f"digits, {runs} seed{'s' if runs > 1 else ''} a method, ± over seeds")
+    title = f"digits, {runs} seed{'s' if runs > 1 else ''} a method, ± over seeds"
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("method", no_wrap=True)
-    for title in ("reward\nbefore", "reward\nafter", "gain", "judge\nbefore", "judge\nafter", "calls", "seconds"):
-        table.add_column(title, justify="right", no_wrap=title == "gain")
+    for heading in ("reward\nbefore", "reward\nafter", "gain", "judge\nbefore", "judge\nafter", "calls", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for method in methods:
         table.add_row(
             method["label"],
