@@ -22,7 +22,9 @@ OPENING = re.compile(r"^\*\*(?!DIV-)[A-Z]{3,}-[^*\s]+\*\*", re.MULTILINE)
 DIVERGENCE = re.compile(r"^\*\*(?P<id>DIV-[A-Z]{1,2}\d+)\*\* ", re.MULTILINE)
 
 Level = Literal["MUST", "SHOULD", "MAY"]
-Marked = TypeVar("Marked", bound=Callable[..., object])
+Marked = TypeVar("Marked")
+MARK = "__clauses__"
+"""Attribute that the marker leaves on a function or class."""
 
 
 def clause(*ids: str) -> Callable[[Marked], Marked]:
@@ -37,7 +39,7 @@ def clause(*ids: str) -> Callable[[Marked], Marked]:
         raise OptionError("clause", ids, "at least one id like 'NORM-3'")
 
     def mark(function: Marked) -> Marked:
-        function.__dict__["__clauses__"] = (*function.__dict__.get("__clauses__", ()), *ids)
+        setattr(function, MARK, (*ids, *getattr(function, MARK, ())))
         return function
 
     return mark

@@ -1,7 +1,10 @@
 """Where the depth-pruning window is at an iteration (spec: pruning)."""
 
-from branchgrpo.reference.errors import OptionError, is_integer
-from branchgrpo.reference.options import DepthWindow
+from collections.abc import Sequence
+
+from branchgrpo.reference.errors import OptionError, PlanError, is_integer
+from branchgrpo.reference.options import DepthWindow, PruningRule
+from branchgrpo.reference.plan import Plan
 
 
 def largest_shift(rule: DepthWindow, steps: int) -> int:
@@ -40,3 +43,18 @@ def window_at(rule: DepthWindow, steps: int, iteration: int) -> range:
     shift = min(iteration // rule.period, largest_shift(rule, steps))
     first = rule.start + rule.direction * shift
     return range(max(first, 1), min(first + rule.size, steps + 1))
+
+
+def check_trainable_left(plan: Plan, rules: Sequence[PruningRule], iteration: int) -> None:
+    """Refuse depth windows that cover every trainable step, before anything is sampled.
+
+    Clause: OBJ-3, ERR-2.  Width rules always let a chain stay, so only depth windows can empty the loss.
+
+    Raises:
+        PlanError: no trainable edge is left at this iteration.
+    """
+    windows = [window_at(rule, plan.steps, iteration) for rule in rules if isinstance(rule, DepthWindow)]
+    covered = {depth for window in windows for depth in window}
+    if windows and covered.issuperset(step + 1 for step in plan.trainable_steps):
+        legal = f"at least one outside the depth windows at iteration {iteration}"
+        raise PlanError("trained edges", 0, legal)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from branchgrpo.reference.depth_window import largest_shift
+from branchgrpo.reference.depth_window import check_trainable_left, largest_shift
 from branchgrpo.reference.errors import OptionError
 from branchgrpo.reference.family import PlanFamily
 from branchgrpo.reference.options import (
@@ -95,5 +95,8 @@ class Method:
                 largest_shift(rule, plan.steps)
 
     def plan_at(self, iteration: int, seed: int = 0) -> Plan | PlanFamily:
-        """The plan or family of one iteration.  Clause: WIN-1, PLAN-8."""
-        return self.sampler.at(iteration, seed) if isinstance(self.sampler, WindowedPlan) else self.sampler
+        """The plan or family of one iteration, with something left to train.  Clause: WIN-1, PLAN-8, OBJ-3, ERR-2."""
+        plan = self.sampler.at(iteration, seed) if isinstance(self.sampler, WindowedPlan) else self.sampler
+        if isinstance(plan, Plan):
+            check_trainable_left(plan, self.pruning, iteration)
+        return plan
