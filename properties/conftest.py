@@ -1,0 +1,141 @@
+"""Options, the parametrised subject, and the table at the end of a run."""
+
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from branchgrpo.properties.budget import SLOTS
+from branchgrpo.properties.findings import Finding
+from branchgrpo.properties.ledger import Ledger
+from branchgrpo.properties.loading import load_subject
+from branchgrpo.properties.profiles import NAMES, register_profiles
+from branchgrpo.properties.subject import Subject
+
+REFERENCE = "branchgrpo.conformance.adapters.reference:ReferenceImplementation"
+OPTIMIZED = "branchgrpo.conformance.adapters.optimized:OptimizedImplementation"
+IMPLEMENTATIONS = (REFERENCE, OPTIMIZED, f"{OPTIMIZED},chunk=3")
+QUICK_SCALE = 0.02
+SEED = 20260101
+
+LEDGER = pytest.StashKey[Ledger]()
+register_profiles()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the property run."""
+    group = parser.getgroup("properties")
+    group.addoption(
+        "--branchgrpo-impl", action="append", metavar="MODULE:OBJECT[,NAME=VALUE]", help="subject, repeated"
+    )
+    group.addoption("--properties-report", type=Path, metavar="FILE", help="write every check as a row of JSON")
+    group.addoption("--properties-profile", choices=NAMES, default="ci", help="Hypothesis profile")
+    group.addoption("--properties-scale", type=float, help="sample sizes times this; default 1, and 0.02 for -m quick")
+    group.addoption("--vary-seed", action="store_true", help="fresh seeds, printed; the default ones are fixed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Markers, profile, and the run's seed."""
+    config.addinivalue_line("markers", "quick: exact checks, and statistical ones at reduced size: a minute in all")
+    settings.load_profile(config.getoption("--properties-profile"))
+    config.stash[LEDGER] = Ledger()
+
+
+def seed_of(config: pytest.Config) -> int:
+    """The run's seed: fixed, or drawn once (workers of one run share it through the environment)."""
+    if not config.getoption("--vary-seed"):
+        return SEED
+    return int(os.environ.setdefault("BRANCHGRPO_PROPERTIES_SEED", str(secrets.randbits(40))))
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """The seed, so that a run can be repeated."""
+    return [f"properties: seed {seed_of(config)}, profile {config.getoption('--properties-profile')}"]
+
+
+def subjects(config: pytest.Config) -> list[str]:
+    """Names of the implementations to check."""
+    return list(config.getoption("--branchgrpo-impl") or IMPLEMENTATIONS)
+
+
+def label(name: str) -> str:
+    """Short id of a subject in test names."""
+    module, *arguments = name.split(",")
+    return "-".join([module.split(":")[0].rsplit(".", 1)[-1], *arguments])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``subject``: every implementation.  ``sampler``: those that draw full-size samples, all but the reference."""
+    names = subjects(metafunc.config)
+    if "sampler" in metafunc.fixturenames:
+        names = [name for name in names if name != REFERENCE and "chunk=" not in name] or names[:1]
+        metafunc.parametrize("sampler", [load_subject(name) for name in names], ids=[label(name) for name in names])
+    if "subject" in metafunc.fixturenames:
+        metafunc.parametrize("subject", [load_subject(name) for name in names], ids=[label(name) for name in names])
+
+
+@pytest.fixture(scope="session")
+def seed(pytestconfig: pytest.Config) -> int:
+    """Seed of the run's samples."""
+    return seed_of(pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def scale(pytestconfig: pytest.Config) -> float:
+    """Sample sizes are multiplied by this."""
+    given: float | None = pytestconfig.getoption("--properties-scale")
+    if given is not None:
+        return given
+    return QUICK_SCALE if pytestconfig.getoption("markexpr") == "quick" else 1.0
+
+
+@pytest.fixture(scope="session")
+def reference() -> Subject:
+    """The reference, where a check compares with it."""
+    return load_subject(REFERENCE)
+
+
+@pytest.fixture(scope="session")
+def ledger(pytestconfig: pytest.Config) -> Ledger:
+    """The run's ledger."""
+    return pytestconfig.stash[LEDGER]
+
+
+@pytest.fixture(autouse=True)
+def clock(ledger: Ledger) -> None:
+    """The time of a test's first findings starts with the test."""
+    ledger.start()
+
+
+@pytest.fixture(scope="session")
+def judge(ledger: Ledger) -> Callable[[Iterable[Finding]], None]:
+    """Keeps findings for the table and fails if one did not pass."""
+    return ledger.judge
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The report, and failure of a run that judged more than its budget or that Holm's step-down rejects."""
+    config = session.config
+    ledger = config.stash[LEDGER]
+    path: Path | None = config.getoption("--properties-report")
+    if path is not None:
+        ledger.write(path)
+    if ledger.over_budget() or ledger.holm_rejections():
+        session.exitstatus = max(int(session.exitstatus), int(pytest.ExitCode.TESTS_FAILED))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The table."""
+    ledger = config.stash[LEDGER]
+    if not ledger.findings:
+        return
+    terminalreporter.section("properties")
+    for line in ledger.table():
+        terminalreporter.write_line(line)
+    for finding in ledger.holm_rejections():
+        terminalreporter.write_line(f"rejected within the run's budget: {finding}", red=True)
+    if ledger.over_budget():
+        terminalreporter.write_line(f"{ledger.judged} p-values: the budget was split for {SLOTS}", red=True)
