@@ -10,6 +10,15 @@ from branchgrpo.reference.errors import RewardError
 from branchgrpo.reference.protocols import Prompt
 
 
+class Words(str):
+    """A text that an error shows as it is, without quotes and escapes around it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 class MissingScores(RewardError):
     """Some items of a call have no score; the others' scores travel with the error (REW-2).
 
@@ -35,7 +44,7 @@ class MissingScores(RewardError):
             f"item {i}, prompt {self.prompts[i].id} ({self.prompts[i].text!r}): {reason}"
             for i, reason in sorted(self.reasons.items())
         )
-        super().__init__(f"scores of {model}", names, f"one finite real for each of {len(self.prompts)} items")
+        super().__init__(f"scores of {model}", Words(names), f"one finite real for each of {len(self.prompts)} items")
 
     def __reduce__(self) -> tuple[type, tuple[str, tuple[Prompt, ...], Tensor, dict[int, str]]]:  # type: ignore[override]
         """Rebuild from the parts, so that the error crosses process boundaries."""

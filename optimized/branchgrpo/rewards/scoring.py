@@ -10,7 +10,7 @@ from torch import Tensor
 
 from branchgrpo.reference.errors import InputError, RewardError, is_integer
 from branchgrpo.reference.protocols import Prompt, RewardModel
-from branchgrpo.rewards.missing import MissingScores
+from branchgrpo.rewards.missing import MissingScores, Words
 from branchgrpo.rewards.reward_set import RewardSet
 from branchgrpo.rewards.score_log import LeafScore, ScoreLog, no_log
 
@@ -107,4 +107,4 @@ def raise_if_missing(columns: list[Column], owners: list[Prompt], leaves: int) -
         for i, reason in sorted(column.reasons.items())
     ]
     if names:
-        raise RewardError("rewards", "; ".join(names), "one finite real a leaf and reward model")
+        raise RewardError("rewards", Words("; ".join(names)), "one finite real a leaf and reward model")

@@ -8,6 +8,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from branchgrpo.reference.errors import InputError, RewardError, is_integer
+from branchgrpo.rewards.missing import Words
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def merge_shards(shards: Sequence[Shard], total: int) -> Float64[Tensor, "items 
     """
     for rank, shard in enumerate(shards):
         if shard.error is not None:
-            raise RewardError(f"rewards of shard {rank}", shard.error, "one finite real a leaf and reward model")
+            raise RewardError(f"rewards of shard {rank}", Words(shard.error), "one finite real a leaf and reward model")
     rows: dict[int, tuple[float, ...]] = {}
     for rank, shard in enumerate(shards):
         for item, row in zip(shard.items, shard.scores, strict=True):
