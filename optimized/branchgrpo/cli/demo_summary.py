@@ -21,7 +21,7 @@ def print_summary(results: Mapping[str, Any]) -> None:
     methods = results["methods"].values()
     runs = max(len(method["runs"]) for method in methods)
     title = f"digits, {runs} seed{'s' if runs > 1 else ''} a method, ± over seeds"
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 0))
     table.add_column("method", no_wrap=True)
     for heading in ("reward\nbefore", "reward\nafter", "gain", "judge\nbefore", "judge\nafter", "calls", "seconds"):
         table.add_column(heading, justify="right", no_wrap=True)
