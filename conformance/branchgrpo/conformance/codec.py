@@ -1,4 +1,4 @@
-"""Strict JSON for plans and options: every key known, every key present, no NaN and no infinity (TRACE-5, TRACE-6)."""
+"""Strict JSON for plans and options: every key known, every key present, no NaN and no infinity (TRACE-6)."""
 
 import math
 from collections.abc import Mapping
@@ -67,6 +67,13 @@ def integer(value: Any, where: str) -> int:
     """An integer that is not a bool."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(where, value, "an integer")
+    return value
+
+
+def text(value: Any, where: str) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise InputError(where, value, "a string")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Reading and writing traces: bounded, strict, and without executing anything (TRACE-1, TRACE-5 … TRACE-8)."""
+"""Reading and writing traces: bounded, strict, and without executing anything (TRACE-5 … TRACE-8)."""
 
 import json
 import re
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,23 +21,29 @@ from branchgrpo.conformance.codec import (
     integer,
     items,
     real,
+    text,
 )
-from branchgrpo.conformance.record import FIELDS, Level, Record, RewardInfo, validate_record
+from branchgrpo.conformance.record import FIELDS, Dtypes, Record, RewardInfo, validate_record
+from branchgrpo.conformance.rows import STEPS, STRUCTURE, check_structure, split_rows, step_stds, to_rows
 from branchgrpo.reference.errors import InputError
 from branchgrpo.reference.options import Fusion, Normalization, Objective
 from branchgrpo.reference.protocols import Prompt
 from branchgrpo.reference.types import Reduction
+from branchgrpo.reference.windows import WindowSchedule
 
-SCHEMA = "branchgrpo-trace/1"
+SCHEMA, VERSION, SPEC_VERSION = "branchgrpo-trace", 1, "1.0"
 JSON_LIMIT = 64 * 2**20
 """Bytes of JSON that are read: about a million prompts of 60 characters."""
 HEADER_LIMIT = 100 * 10**6
 """Bytes of header that the safetensors format itself allows."""
+TOP = {"schema", "version", "spec_version", "implementation", "records"}
 KEYS = {
-    "plan", "member", "iteration", "prompts", "reduction", "fusion", "normalization", "pruning", "objective",
-    "reward_models", "dtype", "storage_dtype",
+    "plan", "member", "window", "prompts", "iteration", "seed", "reduction", "dtypes", "rewards", "fusion",
+    "normalization", "pruning", "objective",
 }  # fmt: skip
-ARRAY = re.compile(r"(?P<record>\d{1,6})/(?P<field>[a-z_]+)(?:/(?P<depth>\d{1,6}))?")
+NEEDED = (*STRUCTURE, *STEPS, "edge.std")
+ARRAYS = {*NEEDED, "leaf.reward", *(field.array for field in FIELDS.values())}
+NAME = re.compile(r"(?P<record>0|[1-9]\d{0,5})/(?P<array>[a-z_.]+)")
 
 
 def json_path(path: Path) -> Path:
@@ -46,32 +51,35 @@ def json_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def write_trace(path: Path, records: Sequence[Record], implementation: str) -> None:
+def write_trace(path: Path, records: Sequence[Record], implementation: str, version: str) -> None:
     """Write a trace as ``path`` (.safetensors) and its JSON.
 
     Args:
         path: file name that ends in ``.safetensors``.
         records: at least one.
-        implementation: name of what was traced.
+        implementation, version: of what was traced.
     """
     check_suffix(path)
     arrays: dict[str, Tensor] = {}
     for r, record in enumerate(records):
         validate_record(record, str(r))
-        arrays[f"{r}/stds"] = record.stds
-        if record.rewards is not None:
-            arrays[f"{r}/rewards"] = record.rewards
-        for field, level in record.levels.items():
-            arrays |= {f"{r}/{field}/{depth}": array for depth, array in level.items()}
-    save_file({name: array.detach().cpu().contiguous() for name, array in arrays.items()}, path)
-    document = {"schema": SCHEMA, "implementation": implementation, "records": [encode_record(r) for r in records]}
+        arrays |= {f"{r}/{name}": array.detach().cpu().contiguous() for name, array in to_rows(record).items()}
+    document = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "spec_version": SPEC_VERSION,
+        "implementation": {"name": implementation, "version": version},
+        "records": [encode_record(record) for record in records],
+    }
+    save_file(arrays, path)
     json_path(path).write_text(json.dumps(document, allow_nan=False, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def encode_record(record: Record) -> dict[str, Any]:
     """The JSON part of a record."""
-    plain = {key: encode(getattr(record, key)) for key in KEYS - {"pruning"}}
-    return {**plain, "pruning": [encode_rule(rule) for rule in record.pruning]}
+    plain = {key: encode(getattr(record, key)) for key in KEYS - {"pruning", "rewards"}}
+    rules = [encode_rule(rule) for rule in record.pruning]
+    return {**plain, "pruning": rules, "rewards": encode(record.reward_models)}
 
 
 def check_suffix(path: Path) -> None:
@@ -84,25 +92,25 @@ def read_trace(path: Path) -> tuple[str, list[Record]]:
     """Read a trace.
 
     Returns:
-        The implementation's name, and the records.
+        The implementation's name and version, and the records.
 
     Raises:
-        InputError: anything that is not a well-formed trace of schema 1, by the name of what is at fault.
+        InputError: anything that is not a well-formed trace, by the name of what is at fault.
+        PlanError, OptionError: a plan or options that the specification does not allow.
     """
     check_suffix(path)
-    document = check_keys(read_json(json_path(path)), {"schema", "implementation", "records"}, "trace")
-    if document["schema"] != SCHEMA:
-        raise InputError("trace.schema", document["schema"], repr(SCHEMA))
-    if not isinstance(document["implementation"], str):
-        raise InputError("trace.implementation", document["implementation"], "a string")
+    document = read_json(json_path(path))
+    found = (document.get("schema"), document.get("version")) if isinstance(document, dict) else None
+    if found != (SCHEMA, VERSION):
+        raise InputError("trace.schema, trace.version", found, f"{(SCHEMA, VERSION)}")
+    check_keys(document, TOP, "trace")
+    who = check_keys(document["implementation"], {"name", "version"}, "trace.implementation")
     parts = items(document["records"], "trace.records")
     if not parts:
         raise InputError("trace.records", [], "at least one record")
     arrays = read_arrays(path, len(parts))
-    records = [decode_record(part, arrays[r], f"records[{r}]") for r, part in enumerate(parts)]
-    for r, record in enumerate(records):
-        validate_record(record, str(r))
-    return document["implementation"], records
+    records = [decode_record(part, arrays[r], r) for r, part in enumerate(parts)]
+    return f"{text(who['name'], 'name')} {text(who['version'], 'version')}", records
 
 
 def read_json(path: Path) -> Any:
@@ -137,69 +145,81 @@ def check_header(path: Path) -> None:
         raise InputError(path.name, "another format, or truncated", "a safetensors file")
 
 
-def read_arrays(path: Path, records: int) -> list[dict[str, dict[int | None, Tensor]]]:
-    """The arrays by record, field and depth; names that the schema does not have are refused (TRACE-3)."""
+def read_arrays(path: Path, records: int) -> list[dict[str, Tensor]]:
+    """The arrays of every record by name; names that the schema does not have are refused (TRACE-7)."""
     check_header(path)
-    arrays: list[dict[str, dict[int | None, Tensor]]] = [{} for _ in range(records)]
+    arrays: list[dict[str, Tensor]] = [{} for _ in range(records)]
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - safe_open is not iterable
-                found = ARRAY.fullmatch(name)
-                known = (
-                    found is not None
-                    and found["field"] in {*FIELDS, "stds", "rewards"}
-                    and int(found["record"]) < records
-                )
-                if found is None or not known or (found["depth"] is None) != (found["field"] in ("stds", "rewards")):
-                    raise InputError("array", name, "named r/FIELD or r/FIELD/d as spec/trace.md lists them")
-                depth = None if found["depth"] is None else int(found["depth"])
-                arrays[int(found["record"])].setdefault(found["field"], {})[depth] = file.get_tensor(name)
+                found = NAME.fullmatch(name)
+                if found is None or found["array"] not in ARRAYS or int(found["record"]) >= records:
+                    raise InputError(
+                        "array", name, f"named i/NAME, i below {records}, NAME as spec/trace.md lists them"
+                    )
+                arrays[int(found["record"])][found["array"]] = file.get_tensor(name)
     except SafetensorError as error:
         raise InputError(path.name, str(error), "a valid safetensors file") from None
     return arrays
 
 
-def decode_record(data: Any, arrays: Mapping[str, dict[int | None, Tensor]], where: str) -> Record:
+def decode_record(data: Any, arrays: Mapping[str, Tensor], index: int) -> Record:
     """A record from its JSON and its arrays."""
+    where = f"records[{index}]"
     d = check_keys(data, KEYS, where)
-    if "stds" not in arrays:
-        raise InputError(f"{where}/stds", "missing", "present in every trace")
-    prompts = [check_keys(p, {"id", "text"}, f"{where}.prompts") for p in items(d["prompts"], f"{where}.prompts")]
-    models = [
-        check_keys(m, {"name", "weight"}, f"{where}.reward_models")
-        for m in items(d["reward_models"], f"{where}.reward_models")
-    ]
-    member = None if d["member"] is None else items(d["member"], f"{where}.member")
-    if member is not None and len(member) != 2:
-        raise InputError(f"{where}.member", member, "null or [k, λ]")
-    if d["reduction"] not in [r.value for r in Reduction]:
-        raise InputError(f"{where}.reduction", d["reduction"], f"one of {[r.value for r in Reduction]}")
-    for key in ("dtype", "storage_dtype"):
-        if not isinstance(getattr(torch, str(d[key]), None), torch.dtype):
-            raise InputError(f"{where}.{key}", d[key], "the name of a torch dtype, such as float32")
-    levels: dict[str, Level] = {}
-    for field, level in arrays.items():
-        if field not in ("stds", "rewards"):
-            levels[field] = {depth: array for depth, array in level.items() if depth is not None}
-    rules = items(d["pruning"], f"{where}.pruning")
-    return Record(
-        plan=decode_plan(d["plan"], f"{where}.plan"),
-        member=None
-        if member is None
-        else (integer(member[0], f"{where}.member"), integer(member[1], f"{where}.member")),
+    plan = decode_plan(d["plan"], f"{where}.plan")
+    for name in NEEDED:
+        if name not in arrays:
+            raise InputError(f"{index}/{name}", "missing", "present in every trace")
+    check_structure(plan, arrays, str(index))
+    names = {field.array: name for name, field in FIELDS.items()}
+    record = Record(
+        plan=plan,
         iteration=integer(d["iteration"], f"{where}.iteration"),
-        prompts=tuple(Prompt(integer(p["id"], f"{where}.prompts.id"), str(p["text"])) for p in prompts),
-        reduction=Reduction(d["reduction"]),
+        prompts=tuple(decode_prompt(p, f"{where}.prompts[{i}]") for i, p in enumerate(items(d["prompts"], where))),
+        reduction=decode_reduction(d["reduction"], f"{where}.reduction"),
+        dtypes=decode_options(Dtypes, d["dtypes"], f"{where}.dtypes"),
+        reward_models=tuple(
+            decode_reward(m, f"{where}.rewards[{i}]") for i, m in enumerate(items(d["rewards"], where))
+        ),
         fusion=decode_options(Fusion, d["fusion"], f"{where}.fusion"),
         normalization=decode_options(Normalization, d["normalization"], f"{where}.normalization"),
-        pruning=tuple(decode_rule(rule, f"{where}.pruning[{i}]") for i, rule in enumerate(rules)),
+        pruning=tuple(decode_rule(r, f"{where}.pruning[{i}]") for i, r in enumerate(items(d["pruning"], where))),
         objective=decode_options(Objective, d["objective"], f"{where}.objective"),
-        reward_models=tuple(
-            RewardInfo(str(m["name"]), real(m["weight"], f"{where}.reward_models.weight")) for m in models
-        ),
-        dtype=d["dtype"],
-        storage_dtype=d["storage_dtype"],
-        stds=arrays["stds"][None].double(),
-        rewards=arrays["rewards"][None] if "rewards" in arrays else None,
-        levels=levels,
+        stds=step_stds(plan, arrays["edge.std"], str(index)),
+        levels={names[a]: split_rows(plan, names[a], rows, str(index)) for a, rows in arrays.items() if a in names},
+        rewards=arrays.get("leaf.reward"),
+        member=decode_member(d["member"], f"{where}.member"),
+        window=None if d["window"] is None else decode_options(WindowSchedule, d["window"], f"{where}.window"),
+        seed=None if d["seed"] is None else integer(d["seed"], f"{where}.seed"),
     )
+    validate_record(record, str(index))
+    return record
+
+
+def decode_prompt(data: Any, where: str) -> Prompt:
+    """A prompt: id and text."""
+    d = check_keys(data, {"id", "text"}, where)
+    return Prompt(integer(d["id"], f"{where}.id"), text(d["text"], f"{where}.text"))
+
+
+def decode_reward(data: Any, where: str) -> RewardInfo:
+    """A reward model: name, version and weight."""
+    d = check_keys(data, {"name", "version", "weight"}, where)
+    return RewardInfo(text(d["name"], f"{where}.name"), text(d["version"], where), real(d["weight"], f"{where}.weight"))
+
+
+def decode_reduction(value: Any, where: str) -> Reduction:
+    """The reduction of log-probabilities by name."""
+    if value not in [reduction.value for reduction in Reduction]:
+        raise InputError(where, value, f"one of {[reduction.value for reduction in Reduction]}")
+    return Reduction(value)
+
+
+def decode_member(value: Any, where: str) -> tuple[int, int] | None:
+    """(k, λ), or None."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise InputError(where, value, "null or [k, λ]")
+    return integer(value[0], where), integer(value[1], where)

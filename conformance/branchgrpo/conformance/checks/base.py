@@ -1,0 +1,73 @@
+"""What a check is: a function that judges one clause from a trace, or from the operations of an implementation."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, TypeVar
+
+from branchgrpo.conformance.record import Record
+
+Judged = TypeVar("Judged")
+Item = TypeVar("Item")
+
+
+class CheckFailedError(AssertionError):
+    """The subject breaks the clause; the message says where, what was found and what was expected."""
+
+
+class UnsupportedError(Exception):
+    """The clause cannot be judged: an array, an operation or enough samples are missing."""
+
+
+@dataclass(frozen=True)
+class Check(Generic[Judged]):
+    """A check and the clause that it judges."""
+
+    name: str
+    clause: str
+    run: Callable[[Judged], None]
+    summary: str
+
+
+TraceFunction = Callable[[Sequence[Record]], None]
+TRACE_CHECKS: list[Check[Sequence[Record]]] = []
+
+
+def trace_check(function: TraceFunction) -> TraceFunction:
+    """Register a function over records; its clause is that of its ``@clause`` marker, its name the function's."""
+    TRACE_CHECKS.append(as_check(function))
+    return function
+
+
+def as_check(function: Callable[[Judged], None]) -> Check[Judged]:
+    """A check from a function that is marked with one clause."""
+    marked: Any = function
+    (clause,) = marked.__clauses__
+    return Check(marked.__name__, clause, function, (marked.__doc__ or "").strip().splitlines()[0])
+
+
+def fail(message: str) -> NoReturn:
+    """Report a broken clause."""
+    raise CheckFailedError(message)
+
+
+def expect(holds: bool, message: str) -> None:
+    """Report a broken clause unless it holds."""
+    if not holds:
+        fail(message)
+
+
+def needs(records: Sequence[Record], *names: str) -> list[tuple[int, Record]]:
+    """The records that dumped all these fields, numbered.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    found = [(r, record) for r, record in enumerate(records) if record.has(*names)]
+    return some(found, " and ".join(names))
+
+
+def some(found: list[Item], what: str) -> list[Item]:
+    """Return ``found``; not supported if it is empty."""
+    if not found:
+        raise UnsupportedError(f"no record has {what}")
+    return found
