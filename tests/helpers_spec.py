@@ -1,5 +1,6 @@
 """Small trees, models and noise with known numbers, for the tests of the clauses."""
 
+import dataclasses
 import math
 
 import torch
@@ -24,6 +25,16 @@ __all__ = ["CONDITION", "CPS", "FLOW", "PRINTED", "PROMPT", "SDE", "load_example
 
 def f64(values):
     return torch.tensor(values, dtype=torch.float64)
+
+
+def unchecked(kind, **fields):
+    """An options object past the tests' own type checks, as a user without them would make it."""
+    found = object.__new__(kind)
+    for field in dataclasses.fields(kind):
+        default = field.default if field.default is not dataclasses.MISSING else None
+        object.__setattr__(found, field.name, fields.get(field.name, default))
+    found.__post_init__()
+    return found
 
 
 def close(found, expected):
