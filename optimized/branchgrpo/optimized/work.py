@@ -44,7 +44,7 @@ class Work:
         )
 
 
-def trainable_masks(plan: Plan, kept: Masks) -> dict[int, Bool[Tensor, "prompts nodes"]]:
+def trainable_masks(plan: Plan, kept: Masks) -> dict[int, Bool[Tensor, "prompts _"]]:
     """For every trainable step its kept edges.  Clause: OBJ-3, PLAN-6.
 
     Raises:
@@ -58,8 +58,8 @@ def trainable_masks(plan: Plan, kept: Masks) -> dict[int, Bool[Tensor, "prompts 
 
 
 def edge_coefficients(
-    plan: Plan, masks: Mapping[int, Bool[Tensor, "prompts nodes"]], trees: int, reduction: str
-) -> dict[int, Float64[Tensor, "prompts nodes"]]:
+    plan: Plan, masks: Mapping[int, Bool[Tensor, "prompts _"]], trees: int, reduction: str
+) -> dict[int, Float64[Tensor, "prompts _"]]:
     """Coefficient of every kept edge's term in J: 1/(trees·|E|), or 1/(trees·depths·|E_d|) in the edge's own tree.
 
     Clause: OBJ-3, OBJ-4, ERR-2.

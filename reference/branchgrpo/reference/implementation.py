@@ -58,7 +58,7 @@ class Trace:
     states: Levels
     means: Levels
     stds: Float64[Tensor, "steps"]
-    log_probs: tuple[Float64[Tensor, "prompts nodes"] | None, ...]
+    log_probs: tuple[Float64[Tensor, "prompts _"] | None, ...]
 
 
 class Implementation(Protocol):
@@ -131,7 +131,7 @@ class Implementation(Protocol):
         ...
 
     def trained_subsets(self, plan: Plan, prompts: Sequence[Prompt], seed: int, iteration: int) -> Masks:
-        """Edges that each chain's subset of the trainable steps lets train; at f = 1 every edge (PLAN-7)."""
+        """All edges but those of trainable steps that are in the subset of none of their chains (PLAN-7)."""
         ...
 
     def objective(
