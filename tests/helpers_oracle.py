@@ -42,7 +42,7 @@ def make_plan(
 
 
 SMALL_PLANS = {
-    "sde": make_plan(5, ("sde", 0.6), (0, 2), 2, 1.0),
+    "sde": make_plan(6, splits=(0, 2), spread=1.0, kernels=[("sde", 0.6)] * 5 + [("sde", 0.1)]),
     "flow-denoised": make_plan(5, ("flow_sde", 0.7), (1, 3), 2, 4.0, "denoised"),
     "cps": make_plan(4, ("cps", 0.7), (0, 2), 3, 2.0),
     "mixed-kernels": make_plan(
@@ -51,8 +51,8 @@ SMALL_PLANS = {
         spread=0.5,
         kernels=[("ode", 0), ("sde", 0.8), ("ode", 0), ("cps", 0.4), ("flow_sde", 0.7), ("ode", 0)],
     ),
-    "identical-siblings": make_plan(4, ("sde", 0.7), (1,), 3, 0.0),
-    "independent-siblings": make_plan(4, ("sde", 0.7), (0, 1), 2, math.inf),
+    "identical-siblings": make_plan(6, ("sde", 0.7), (1,), 3, 0.0, "denoised"),
+    "independent-siblings": make_plan(6, ("sde", 0.7), (0, 2), 2, math.inf, "denoised"),
 }
 
 
