@@ -22,4 +22,5 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("plan", "count, list and draw the trees that the methods grow", "branchgrpo.cli.plan"),
     Command("demo", "train on handwritten digits with three methods and report", "branchgrpo.cli.demo"),
+    Command("diversity", "measure how diverse two folders of images are and how far apart", "branchgrpo.cli.diversity"),
 )

@@ -24,7 +24,7 @@ class FeatureExtractor(Protocol):
         """One vector an image."""
         ...
 
-    def maps(self, images: Images) -> tuple[Float[Tensor, "items channels rows columns"], ...]:
+    def maps(self, images: Images) -> tuple[Float[Tensor, "items _channels _rows _columns"], ...]:
         """Feature maps, coarse or deep ones last."""
         ...
 
@@ -43,7 +43,7 @@ class PixelFeatures:
         """All pixels of an image in [−1, 1]."""
         return self.preprocess(images).double().flatten(1)
 
-    def maps(self, images: Images) -> tuple[Float[Tensor, "items channels rows columns"], ...]:
+    def maps(self, images: Images) -> tuple[Float[Tensor, "items _channels _rows _columns"], ...]:
         """The image, its half and its quarter."""
         full = self.preprocess(images)
         return full, functional.avg_pool2d(full, 2), functional.avg_pool2d(full, 4)
@@ -67,7 +67,7 @@ class ClipFeatures:
         with torch.no_grad():
             return self.encoder.images(images).double()
 
-    def maps(self, images: Images) -> tuple[Float[Tensor, "items channels rows columns"], ...]:
+    def maps(self, images: Images) -> tuple[Float[Tensor, "items _channels _rows _columns"], ...]:
         """Patch tokens of the chosen layers on their grid; the class token is left out."""
         model = self.encoder.model
         parts: list[list[Tensor]] = [[] for _ in self.depths]

@@ -11,7 +11,7 @@ from branchgrpo.reference.errors import InputError
 TINY = 1e-10
 """Added to a channel norm, as LPIPS does, so that an all-zero feature stays zero."""
 
-Maps = tuple[Float[Tensor, "items channels rows columns"], ...]
+Maps = tuple[Float[Tensor, "items _channels _rows _columns"], ...]
 
 
 def unit_channels(features: Float[Tensor, "items channels rows columns"]) -> Float64[Tensor, "items channels places"]:
