@@ -71,11 +71,14 @@ def fuse(tree: Tree, rewards: Float64[Tensor, "prompts leaves models"], options:
         options: estimator and β.
 
     Raises:
-        RewardError: rewards that do not match the tree's leaves.
+        RewardError: rewards that do not match the tree's leaves, or a non-finite one.
     """
     expected = tuple(tree.leaves.shape[:2])
     if tuple(rewards.shape[:2]) != expected:
         raise RewardError("rewards: shape", tuple(rewards.shape), f"{(*expected, 'models')}")
+    for prompt, leaf, model in torch.nonzero(~torch.isfinite(rewards)).tolist():
+        where = f"reward of leaf {leaf}, prompt {tree.prompts[prompt].id}, model {model}"
+        raise RewardError(where, rewards[prompt, leaf, model].item(), "finite")
     if options.kind == "standardised":
         return standardised_fusion(tree, rewards, options.beta)
     return softmax_fusion(tree, rewards, options.beta, subtree=options.kind == "path_softmax")

@@ -12,7 +12,7 @@ from branchgrpo.reference.protocols import NoiseRole, Prompt
 
 
 def subset_masks(plan: Plan, prompts: Sequence[Prompt], seed: int, iteration: int) -> Masks:
-    """Edges that each chain's own random subset of the trainable steps lets train.
+    """All edges but those of trainable steps that are in the random subset of none of their chains.
 
     Clause: PLAN-7, NOISE-4.  ⌊f·S⌋ of the S trainable steps a chain, at least one; at f = 1 every edge.
     Source: DanceGRPO (a random 60 % of the steps a sample).

@@ -128,6 +128,7 @@ def accumulate_gradients(
     *,
     micro_batch: int | None = None,
     reference_model: VelocityModel | None = None,
+    total_trees: int | None = None,
 ) -> UpdateStats:
     """Add the gradient of −J to the model's parameters, one forward and backward a parent.
 
@@ -137,6 +138,7 @@ def accumulate_gradients(
     Args:
         trees, model, condition, advantages, kept, options, reference_model: see ``objective``.
         micro_batch: most parents a forward/backward; None takes all at once.
+        total_trees: trees that J averages over, where these are some of them only; None counts these.
 
     Returns:
         J and what the ratios were. The caller steps the optimiser.
@@ -148,7 +150,7 @@ def accumulate_gradients(
     check_update(trees, condition, advantages, kept, options, reference_model)
     if micro_batch is not None and (not is_integer(micro_batch) or micro_batch < 1):
         raise OptionError("micro_batch", micro_batch, "None or an integer ≥ 1")
-    work, finite = plan_work(trees, kept, options), FiniteLog()
+    work, finite = plan_work(trees, kept, options, total_trees), FiniteLog()
     weights = trained_weights(trees, work, options)
     policies = Policies(model, reference_model, condition)
     done = []

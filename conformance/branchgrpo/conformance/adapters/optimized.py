@@ -122,7 +122,7 @@ class OptimizedImplementation:
         return pruning.prune(plan, keys, rules, iteration)
 
     def trained_subsets(self, plan: Plan, prompts: Sequence[Prompt], seed: int, iteration: int) -> Masks:
-        """Edges that each chain's subset of the trainable steps lets train; every edge where all are trained."""
+        """All edges but those of trainable steps that are in the subset of none of their chains."""
         return subsets.subset_masks(plan, prompts, seed, iteration)
 
     def objective(

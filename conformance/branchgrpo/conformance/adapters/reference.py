@@ -136,7 +136,8 @@ class ReferenceImplementation:
         return masks_of(trees, len(keys), kept, plan.steps)
 
     def trained_subsets(self, plan: Plan, prompts: Sequence[Prompt], seed: int, iteration: int) -> Masks:
-        """Edges that each chain's subset of the trainable steps lets train; every edge where all are trained."""
+        """All edges but those of trainable steps that are in the subset of none of their chains."""
+        free = set(range(plan.steps)).difference(plan.trainable_steps)
         trees = bare_trees(plan, len(prompts))
         kept: set[Node] = set()
         for i, tree in enumerate(trees):
@@ -145,7 +146,7 @@ class ReferenceImplementation:
                 steps = trained_subset(plan, seed, iteration, prompt, tree.root_index, leaf.index)
                 node: Node | None = leaf
                 while node is not None:
-                    if plan.trained_fraction == 1.0 or node.depth - 1 in steps:
+                    if node.depth - 1 in free | steps:
                         kept.add(node)
                     node = node.parent
         return masks_of(trees, len(prompts), kept, plan.steps)
