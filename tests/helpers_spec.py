@@ -27,7 +27,7 @@ def f64(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def unchecked(kind, **fields):
+def unchecked(kind, /, **fields):
     """An options object past the tests' own type checks, as a user without them would make it."""
     found = object.__new__(kind)
     for field in dataclasses.fields(kind):

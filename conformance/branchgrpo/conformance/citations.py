@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from branchgrpo.conformance.clauses import ROOT, cited
@@ -84,11 +85,12 @@ def walk(tree: ast.Module, room: str, path: str) -> Iterator[Definition]:
         stack.extend((child, prefix) for child in reversed(children))
 
 
-def definitions(root: Path = ROOT) -> list[Definition]:
-    """All definitions of all rooms, by path and then in the order of the file."""
+@cache
+def definitions(root: Path = ROOT) -> tuple[Definition, ...]:
+    """All definitions of all rooms, by path and then in the order of the file; read once in a process."""
     found: list[Definition] = []
     for room, folder in ROOMS.items():
         for file in sorted((root / folder).rglob("*.py")):
             source = file.read_text(encoding="utf-8")
             found.extend(walk(ast.parse(source), room, file.relative_to(root).as_posix()))
-    return found
+    return tuple(found)

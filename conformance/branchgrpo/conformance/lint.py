@@ -6,7 +6,7 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from branchgrpo.conformance.citations import FORMULA_ROOMS, MARKED_ROOMS, Definition, definitions
@@ -36,7 +36,7 @@ def form_faults(clauses: list[Clause]) -> Iterator[str]:
         last[c.chapter] = c
 
 
-def test_faults(clauses: list[Clause], found: list[Definition]) -> Iterator[str]:
+def test_faults(clauses: list[Clause], found: Sequence[Definition]) -> Iterator[str]:
     """A MUST that no test is marked with, and markers that name no clause."""
     known = {c.id for c in clauses}
     marked: set[str] = set()
@@ -50,7 +50,7 @@ def test_faults(clauses: list[Clause], found: list[Definition]) -> Iterator[str]
             yield f"spec/{c.chapter}.md: {c.id} is a MUST without a test"
 
 
-def citation_faults(clauses: list[Clause], divergences: list[str], found: list[Definition]) -> Iterator[str]:
+def citation_faults(clauses: list[Clause], divergences: list[str], found: Sequence[Definition]) -> Iterator[str]:
     """Docstrings that cite what does not exist, and formula functions that cite nothing."""
     known = {c.id for c in clauses} | set(divergences)
     prefixes = {name.rsplit("-", 1)[0] for name in known}

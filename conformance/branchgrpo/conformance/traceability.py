@@ -5,6 +5,7 @@
 
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from branchgrpo.conformance.citations import MARKED_ROOMS, Definition, definitions
@@ -25,7 +26,7 @@ def short(d: Definition) -> str:
     return f"`{module}`" if d.name == "<module>" else f"`{module}::{d.name}`"
 
 
-def by_clause(found: list[Definition]) -> dict[str, dict[str, list[str]]]:
+def by_clause(found: Sequence[Definition]) -> dict[str, dict[str, list[str]]]:
     """Clause id → room → names of what cites it (code) or is marked with it (tests)."""
     table: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for d in found:

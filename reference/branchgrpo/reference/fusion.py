@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from branchgrpo.reference.errors import RewardError
 from branchgrpo.reference.log_probability import path_log_probability
 from branchgrpo.reference.options import Fusion
 from branchgrpo.reference.reward import NodeValues
@@ -50,7 +51,7 @@ def child_softmax_weights(node: Node, beta: float) -> Float64[Tensor, "leaves"]:
 
 
 def leaf_weights(node: Node, options: Fusion) -> Float64[Tensor, "leaves"]:
-    """Convex weights of the leaves under a node.  Clause: FUSE-1."""
+    """Convex weights of the leaves under a node.  Clause: FUSE-1, FUSE-6, DIV-P6."""
     if options.kind == "path_softmax":
         return path_softmax_weights(node, options.beta)
     if options.kind == "child_softmax":
@@ -70,7 +71,14 @@ def fuse(tree: Tree, rewards: NodeValues, options: Fusion) -> NodeValues:
 
     Returns:
         For each node, M fused values in float64.
+
+    Raises:
+        RewardError: a leaf without rewards, or with one that is not finite.
     """
+    for leaf in tree.root.leaves():
+        if leaf not in rewards or not bool(torch.isfinite(rewards[leaf]).all()):
+            found = rewards[leaf].tolist() if leaf in rewards else None
+            raise RewardError(f"rewards of leaf {leaf.index}, prompt {tree.prompt.id}", found, "finite, one a model")
     values: NodeValues = {}
     for node in tree.root.walk():
         leaf_rewards = torch.stack([rewards[leaf] for leaf in node.leaves()])
