@@ -4,8 +4,10 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 from diffusers import (
     AutoencoderKL,
@@ -43,6 +45,8 @@ from transformers import (
     UMT5Config,
     UMT5EncoderModel,
 )
+
+from branchgrpo.reference.protocols import Guidance
 
 PROMPTS = ("a red cube on a table", "two green birds singing in the rain at night", "blue sky")
 NEGATIVE = "blurry, low quality"
@@ -316,27 +320,58 @@ def wan(image: bool = False, experts: bool = False, expand: bool = False) -> Dif
     return WanImageToVideoPipeline(**parts)
 
 
-BUILDERS: dict[str, Callable[[], DiffusionPipeline]] = {
-    "flux": flux,
-    "flux-schnell": lambda: flux(guidance_embeds=False),
-    "sd3": stable_diffusion_3,
-    "sd3.5": lambda: stable_diffusion_3(v35=True),
-    "sd3-no-t5": lambda: stable_diffusion_3(with_t5=False),
-    "qwen": qwen_image,
-    "wan2.1": wan,
-    "wan2.2": lambda: wan(experts=True),
-    "wan2.2-5b": lambda: wan(expand=True),
-    "wan2.1-i2v": lambda: wan(image=True),
-    "wan2.2-i2v": lambda: wan(image=True, experts=True),
-    "wan2.2-5b-i2v": lambda: wan(image=True, expand=True),
+@dataclass(frozen=True)
+class Row:
+    """A backbone under test: a new one adds its row here, and every test of every backbone runs on it.
+
+    Attributes:
+        build: makes the tiny pipeline.
+        guidance: the guidance of the shared tests.
+        call: that guidance in the words of the pipeline's call.
+        size: (frames, height, width) in pixels.
+        image: whether it starts from an image.
+        slow: whether its long tests are left out of the quick run.
+        variant: only a variant of another row: kept for parity alone.
+    """
+
+    build: Callable[[], DiffusionPipeline]
+    guidance: Guidance
+    call: dict[str, object]
+    size: tuple[int, int, int] = (1, 16, 24)
+    image: bool = False
+    slow: bool = False
+    variant: bool = False
+
+
+def guided(scale: float) -> Guidance:
+    return Guidance("classifier_free", scale)
+
+
+CFG = {"guidance_scale": 3.0, "negative_prompt": NEGATIVE}
+VIDEO = (5, 16, 32)
+ROWS = {
+    "flux": Row(flux, Guidance("embedded", 3.0), {"guidance_scale": 3.0}),
+    "flux-schnell": Row(lambda: flux(guidance_embeds=False), Guidance(), {}, variant=True),
+    "sd3": Row(stable_diffusion_3, guided(3.0), CFG),
+    "sd3.5": Row(lambda: stable_diffusion_3(v35=True), guided(3.0), CFG, variant=True),
+    "sd3-no-t5": Row(lambda: stable_diffusion_3(with_t5=False), guided(3.0), CFG, variant=True),
+    "qwen": Row(qwen_image, guided(3.0), {"true_cfg_scale": 3.0, "negative_prompt": NEGATIVE}),
+    "wan2.1": Row(wan, guided(3.0), CFG, VIDEO),
+    "wan2.2": Row(lambda: wan(experts=True), guided(3.0), CFG, VIDEO),
+    "wan2.2-5b": Row(lambda: wan(expand=True), guided(3.0), CFG, VIDEO, slow=True),
+    "wan2.1-i2v": Row(lambda: wan(image=True), guided(3.0), CFG, VIDEO, image=True, slow=True),
+    "wan2.2-i2v": Row(lambda: wan(image=True, experts=True), guided(3.0), CFG, VIDEO, image=True, variant=True),
+    "wan2.2-5b-i2v": Row(lambda: wan(image=True, expand=True), guided(3.0), CFG, VIDEO, image=True, slow=True),
 }
+KINDS = [kind for kind, row in ROWS.items() if not row.variant]
+QUICK = [pytest.param(kind, marks=pytest.mark.slow) if ROWS[kind].slow else kind for kind in KINDS]
 
 
 def saved(kind: str, root: Path) -> Path:
     """The folder of a tiny pipeline, built on the first request."""
     folder = root / kind
     if not folder.exists():
-        BUILDERS[kind]().save_pretrained(folder)
+        ROWS[kind].build().save_pretrained(folder)
     return folder
 
 
@@ -348,7 +383,7 @@ def image(seed: int = 0, size: tuple[int, int] = (40, 56)) -> Image.Image:
 
 def first_frames(kind: str, size: tuple[int, int, int], count: int) -> dict[str, object]:
     """The arguments that ``encode`` needs besides the prompts."""
-    return {"images": [image(i) for i in range(count)], "size": size} if kind.endswith("i2v") else {}
+    return {"images": [image(i) for i in range(count)], "size": size} if ROWS[kind].image else {}
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers_models import NEGATIVE, PROMPTS, first_frames, saved
+from helpers_models import KINDS, NEGATIVE, PROMPTS, QUICK, ROWS, first_frames, saved
 from helpers_rewards import tiny_clip_folder
 
 from branchgrpo.conformance.adapters.optimized import OptimizedImplementation
@@ -31,13 +31,10 @@ from branchgrpo.reference.noise import KeyedNoise
 from branchgrpo.reference.options import ExtremeB, Normalization, Objective
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.presets import branchgrpo, g2rpo
-from branchgrpo.reference.protocols import Guidance, Prompt, RewardModel
+from branchgrpo.reference.protocols import Prompt, RewardModel
 from branchgrpo.rewards.clip_rewards import ClipScore
 from branchgrpo.rewards.decoded import DecodedReward
 
-KINDS = ["flux", "sd3", "qwen", "wan2.1", "wan2.2", "wan2.1-i2v", "wan2.2-5b-i2v"]
-"""One row a backbone: the row that a new backbone adds."""
-SLOW = [pytest.param(k, marks=pytest.mark.slow) if k.endswith("i2v") else k for k in KINDS]
 AGREE = [k if k in ("flux", "wan2.2") else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
 BRANCH = branchgrpo("tiny", steps=4, splits=(0, 2), branching=2, pruning=(ExtremeB(1),))
 GRANULAR = g2rpo("tiny", steps=4, group=3, granularities=(1, 2))
@@ -58,8 +55,7 @@ def reward(root: Path) -> RewardModel:
 
 def loaded(kind: str, root: Path, dtype: torch.dtype) -> tuple[Backbone, EncodedCondition, tuple[int, ...]]:
     """A backbone with an adapter that is not zero, so that every part of it has a gradient."""
-    guidance = Guidance("embedded", 3.5) if kind == "flux" else Guidance("classifier_free", 2.0)
-    size = (5, 16, 16) if kind.startswith("wan") else (1, 16, 24)
+    guidance, size = ROWS[kind].guidance, ROWS[kind].size
     options = LoadOptions(max_sequence_length=16)
     lora = LoraOptions(rank=2, alpha=4)
     model = load_backbone(saved(kind, root), dtype=dtype, guidance=guidance, lora=lora, options=options)
@@ -128,7 +124,7 @@ def granular_parts(
 METHODS = [(BRANCH, branch_parts), (GRANULAR, granular_parts)]
 
 
-@pytest.mark.parametrize("kind", SLOW)
+@pytest.mark.parametrize("kind", QUICK)
 @pytest.mark.parametrize(("method", "parts"), METHODS, ids=["branch", "g2"])
 def test_one_update_raises_the_objective_and_moves_the_adapter_only(
     method: Method, parts: object, kind: str, root: Path, reward: RewardModel

@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers_models import NEGATIVE, PROMPTS, first_frames, saved
+from helpers_models import KINDS, NEGATIVE, PROMPTS, ROWS, first_frames, saved
 
 from branchgrpo.models.auto import load_backbone
 from branchgrpo.models.backbone import Backbone
 from branchgrpo.models.condition import EncodedCondition
 from branchgrpo.models.options import LoadOptions
-from branchgrpo.reference.protocols import Guidance
 
-KINDS = ["flux", "sd3", "qwen", "wan2.1", "wan2.2", "wan2.2-5b", "wan2.1-i2v", "wan2.2-5b-i2v"]
-"""One row a backbone and architecture: the row that a new backbone adds."""
 FELT = 1e-3
 ROUNDING = 1e-12  # of the tensor's norm, in float64: algorithm-level parity of two evaluation orders
 
@@ -27,13 +24,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def size_of(kind: str) -> tuple[int, int, int]:
-    return (5, 32, 16) if kind.startswith("wan") else (1, 16, 24)
+    return ROWS[kind].size
 
 
 @cache
 def loaded(kind: str, root: Path, scale: float = 3.0, **options: float) -> tuple[Backbone, EncodedCondition]:
     """A backbone in float64, and the three prompts encoded by it; shared by the tests, which do not change it."""
-    guidance = Guidance("embedded", scale) if kind == "flux" else Guidance("classifier_free", scale)
+    guidance = replace(ROWS[kind].guidance, scale=scale)
     load = LoadOptions(max_sequence_length=24, **options)
     model = load_backbone(saved(kind, root), dtype=torch.float64, guidance=guidance, options=load)
     model.requires_grad_(False)
