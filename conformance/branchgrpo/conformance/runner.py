@@ -1,10 +1,16 @@
 """Running checks and collecting a verdict a clause."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from branchgrpo.conformance.checks import (
+    operation_errors,
+    operation_objective,
+    operation_rollout,
+    operation_steps,
+    operation_tail,
     trace_families,
     trace_fusion,
     trace_noise,
@@ -12,13 +18,23 @@ from branchgrpo.conformance.checks import (
     trace_steps,
     trace_training,
 )
-from branchgrpo.conformance.checks.base import TRACE_CHECKS, Check, CheckFailedError, UnsupportedError
+from branchgrpo.conformance.checks.base import (
+    OPERATION_CHECKS,
+    TRACE_CHECKS,
+    Check,
+    CheckFailedError,
+    Subject,
+    UnsupportedError,
+)
 from branchgrpo.conformance.record import Record, validate_record
+from branchgrpo.conformance.record_io import read_trace
+from branchgrpo.reference.errors import PlanError
 
 Status = Literal["passed", "failed", "unsupported", "xfailed"]
 Judged = TypeVar("Judged")
 TRACE_MODULES = (trace_families, trace_fusion, trace_noise, trace_normalization, trace_steps, trace_training)
-"""The modules whose import registers the trace checks."""
+OPERATION_MODULES = (operation_errors, operation_objective, operation_rollout, operation_steps, operation_tail)
+"""The modules whose import registers the checks."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,36 @@ def run_trace_checks(records: Sequence[Record]) -> list[Result]:
     return [first, *(run_check(check, records) for check in TRACE_CHECKS)]
 
 
+def run_operation_checks(subject: Subject) -> list[Result]:
+    """All checks that drive operations one by one."""
+    return [run_check(check, subject) for check in OPERATION_CHECKS]
+
+
+def run_trace_file(path: Path) -> list[Result]:
+    """Read a trace and run all trace checks; a plan that the specification does not allow fails its clause.
+
+    Raises:
+        InputError, OptionError: a file that is no trace.
+    """
+    try:
+        _, records = read_trace(path)
+    except PlanError as error:
+        part = next((name for name in PLAN_CLAUSES if name in error.field), "plan")
+        return [Result("plans_are_allowed", PLAN_CLAUSES.get(part, "PLAN-1"), "failed", str(error))]
+    return run_trace_checks(records)
+
+
+PLAN_CLAUSES = {
+    "sigmas": "SCHED-1",
+    "branching": "PLAN-3",
+    "spreads": "PLAN-3",
+    "trained_steps": "PLAN-6",
+    "trained_fraction": "PLAN-7",
+    "kernel": "KERN-5",
+}
+"""The clause that a plan breaks, by the field that its refusal names."""
+
+
 def well_formed(records: Sequence[Record]) -> None:
     """Arrays have the shapes and dtypes that the plan implies, and finite values."""
     for r, record in enumerate(records):
@@ -66,6 +112,3 @@ def verdict(results: Iterable[Result]) -> dict[str, Status]:
     for result in results:
         found[result.clause] = min(found.get(result.clause, result.status), result.status, key=lambda s: order[s])
     return found
-
-
-Progress = Callable[[str], None]

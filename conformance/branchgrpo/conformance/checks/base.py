@@ -1,10 +1,13 @@
 """What a check is: a function that judges one clause from a trace, or from the operations of an implementation."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, TypeVar
 
+import torch
+
 from branchgrpo.conformance.record import Record
+from branchgrpo.reference.implementation import Implementation
 
 Judged = TypeVar("Judged")
 Item = TypeVar("Item")
@@ -35,6 +38,34 @@ TRACE_CHECKS: list[Check[Sequence[Record]]] = []
 def trace_check(function: TraceFunction) -> TraceFunction:
     """Register a function over records; its clause is that of its ``@clause`` marker, its name the function's."""
     TRACE_CHECKS.append(as_check(function))
+    return function
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An implementation under judgement and the device that its arrays are on."""
+
+    implementation: Implementation
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def operation(self, name: str) -> Implementation:
+        """The implementation, if it has an operation.
+
+        Raises:
+            UnsupportedError: it has not.
+        """
+        if name not in self.implementation.capabilities:
+            raise UnsupportedError(f"{self.implementation.name} has no operation {name}")
+        return self.implementation
+
+
+OperationFunction = Callable[[Subject], None]
+OPERATION_CHECKS: list[Check[Subject]] = []
+
+
+def operation_check(function: OperationFunction) -> OperationFunction:
+    """Register a function over a subject; its clause is that of its ``@clause`` marker, its name the function's."""
+    OPERATION_CHECKS.append(as_check(function))
     return function
 
 
@@ -71,3 +102,24 @@ def some(found: list[Item], what: str) -> list[Item]:
     if not found:
         raise UnsupportedError(f"no record has {what}")
     return found
+
+
+def expect_close(found: torch.Tensor, wanted: torch.Tensor, limit: float, what: str) -> None:
+    """Report a broken clause unless two tensors agree to ``limit`` of the largest expected entry."""
+    if found.shape != wanted.shape:
+        fail(f"{what}: shape {tuple(found.shape)}, expected {tuple(wanted.shape)}")
+    if wanted.numel() == 0:
+        return
+    a, b = found.detach().double().cpu(), wanted.detach().double().cpu()
+    error = float((a - b).abs().max()) / max(float(b.abs().max()), 1e-300)
+    if not error <= limit:
+        fail(f"{what}: off by {error:.3g} of the largest entry, {limit:.1g} allowed")
+
+
+def expect_refused(action: Callable[[], object], what: str) -> None:
+    """Report a broken clause if bad input is accepted."""
+    try:
+        action()
+    except Exception:
+        return
+    fail(f"{what} is accepted")

@@ -21,3 +21,9 @@ ADVANTAGE = 1e-6
 
 COEFFICIENT = 1e-3
 """∂J/∂log p relative to its largest entry: the ratio is within a tenth of the clip range of 1, 1e-4 for ε = 1e-3."""
+
+EXACT = 1e-12
+"""Two float64 evaluations of one formula: a few hundred operations of 2⁻⁵³, relative to the largest entry."""
+
+INVARIANCE = 1e-6
+"""Advantages under a change of the rewards' origin or scale: 2⁻⁵³·|shift|/spread, and ε = 1e-8 beside the std."""

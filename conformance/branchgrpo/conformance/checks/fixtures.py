@@ -1,0 +1,84 @@
+"""Rollouts that operation checks start from."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from branchgrpo.conformance.checks.base import Subject
+from branchgrpo.conformance.subjects import Distance, Network, condition_for
+from branchgrpo.reference.implementation import Levels, Masks, Trace
+from branchgrpo.reference.method import tree_plan
+from branchgrpo.reference.noise import KeyedNoise
+from branchgrpo.reference.plan import Plan
+from branchgrpo.reference.protocols import Prompt, VelocityModel
+from branchgrpo.reference.types import Kernel, KernelKind, Reduction
+
+LATENT = (3, 4)
+SDE, FLOW = Kernel(KernelKind.SDE, 0.3), Kernel(KernelKind.FLOW_SDE, 0.7)
+
+
+def prompts_of(count: int) -> tuple[Prompt, ...]:
+    """Prompts with the ids 1, 2 and so on."""
+    return tuple(Prompt(i + 1, f"prompt {i + 1}") for i in range(count))
+
+
+def small_tree(**options: Any) -> Plan:
+    """Eight leaves at most: splits at steps 0 and 2 of 5, s = 1."""
+    return tree_plan(5, SDE, **{"splits": (0, 2), "branching": 2, "spread": 1.0, **options})
+
+
+def sampling(iteration: int = 0, storage: torch.dtype = torch.float64) -> dict[str, Any]:
+    """Keyword arguments of a rollout in float64."""
+    return {
+        "latent_shape": LATENT,
+        "dtype": torch.float64,
+        "storage_dtype": storage,
+        "reduction": Reduction.MEAN,
+        "iteration": iteration,
+    }
+
+
+def network(subject: Subject, scale: float = 0.5) -> Network:
+    """The policy, or with another scale a frozen reference."""
+    return Network(math.prod(LATENT), scale).to(subject.device)
+
+
+def rolled(
+    subject: Subject,
+    plan: Plan,
+    prompts: Sequence[Prompt] = prompts_of(2),
+    model: VelocityModel | None = None,
+    seed: int = 3,
+    **options: Any,
+) -> Trace:
+    """A rollout of a plan."""
+    implementation = subject.operation("rollout")
+    condition = condition_for(prompts, torch.float64, subject.device)
+    settings = {**sampling(), **options}
+    return implementation.rollout(plan, model or network(subject), prompts, condition, KeyedNoise(seed), **settings)
+
+
+def rewards_of(trace: Trace, *targets: float) -> Float64[Tensor, "prompts leaves models"]:
+    """Rewards of every leaf: a distance a target."""
+    leaves = trace.states[-1]
+    columns = [Distance(t)(leaves.flatten(0, 1), ()).reshape(leaves.shape[:2]) for t in targets or (0.3,)]
+    return torch.stack(columns, dim=-1)
+
+
+def all_edges(trace: Trace) -> Masks:
+    """Masks that keep every edge."""
+    return tuple(torch.ones(s.shape[:2], dtype=torch.bool, device=s.device) for s in trace.states[1:])
+
+
+def alternating(trace: Trace) -> Levels:
+    """Advantages of both signs, different from edge to edge."""
+    return tuple(
+        torch.cos(torch.arange(s.shape[0] * s.shape[1], dtype=torch.float64, device=s.device) + depth).reshape(
+            s.shape[:2]
+        )
+        for depth, s in enumerate(trace.states)
+    )

@@ -1,0 +1,208 @@
+"""Operation checks of the rollout: what it asks of the model, of the noise, and of nothing else."""
+
+import math
+
+import torch
+
+from branchgrpo.conformance.checks.base import Subject, expect, expect_close, operation_check
+from branchgrpo.conformance.checks.fixtures import (
+    FLOW,
+    LATENT,
+    all_edges,
+    network,
+    prompts_of,
+    rewards_of,
+    rolled,
+    sampling,
+    small_tree,
+)
+from branchgrpo.conformance.checks.limits import EXACT
+from branchgrpo.conformance.clauses import clause
+from branchgrpo.conformance.subjects import GuidedNetwork, Recorder, condition_for
+from branchgrpo.reference.counts import count_family, count_plan
+from branchgrpo.reference.family import PlanFamily
+from branchgrpo.reference.method import tree_plan
+from branchgrpo.reference.noise import KeyedNoise
+from branchgrpo.reference.options import Fusion, Normalization, Objective
+from branchgrpo.reference.protocols import Guidance
+from branchgrpo.reference.schedule import shifted_schedule
+from branchgrpo.reference.types import LeafOutput, Reduction
+
+OPEN = Objective(clip_low=0.999, clip_high=1e6)
+
+
+@operation_check
+@clause("ROLL-2")
+def rollouts_repeat_and_leave_global_state_alone(subject: Subject) -> None:
+    """The same arguments give the same rollout; global random state is neither read nor moved."""
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = rolled(subject, small_tree())
+    expect(torch.equal(before, torch.get_rng_state()), "a rollout moves torch's global random state")
+    torch.manual_seed(2)
+    second = rolled(subject, small_tree())
+    for depth, (a, b) in enumerate(zip(first.states, second.states, strict=True)):
+        expect(torch.equal(a, b), f"two equal calls give other states at depth {depth}")
+        expect(not a.requires_grad, f"states of depth {depth} record a gradient")
+
+
+@operation_check
+@clause("ROLL-3")
+def the_model_sees_the_plans_levels_and_each_parent_once(subject: Subject) -> None:
+    """The model is called at exactly the plan's noise levels, once a parent; means follow from its velocities."""
+    plan, model = small_tree(), network(subject)
+    recorder = Recorder(model, Guidance())
+    trace = rolled(subject, plan, model=recorder)
+    wanted = count_plan(plan).denoiser_calls * 2
+    expect(recorder.items == wanted, f"{recorder.items} model evaluations, {wanted} parents")
+    levels = {float(sigma) for sigma in plan.sigmas[:-1]}
+    expect(recorder.sigmas == levels, f"the model saw σ = {sorted(recorder.sigmas)}, the plan has {sorted(levels)}")
+    condition = condition_for(trace.prompts, torch.float64, subject.device)
+    for step in range(plan.steps):
+        x = trace.states[step]
+        own = condition.gather(torch.arange(2).repeat_interleave(x.shape[1]))
+        sigma = torch.full((2 * x.shape[1],), plan.sigmas[step], dtype=torch.float64, device=subject.device)
+        with torch.no_grad():
+            v = model(x.flatten(0, 1), sigma, own)
+            mean, _ = subject.operation("transition").transition(plan, step, x.flatten(0, 1), v)
+        wide = mean.reshape(x.shape).repeat_interleave(plan.branching[step], dim=1)
+        expect_close(trace.means[step], wide, 1e-10, f"means of step {step} from the parents' own velocities")
+
+
+@operation_check
+@clause("ROLL-4")
+def guidance_is_the_same_in_rollout_and_update(subject: Subject) -> None:
+    """Under classifier-free guidance the ratio of unchanged weights is 1 and gradients flow through both branches."""
+    model = GuidedNetwork(math.prod(LATENT)).to(subject.device)
+    trace = rolled(subject, small_tree(), model=model)
+    condition = condition_for(trace.prompts, torch.float64, subject.device)
+    ones = tuple(torch.ones(s.shape[:2], dtype=torch.float64, device=subject.device) for s in trace.states)
+    implementation = subject.operation("objective")
+    value = implementation.objective([trace], model, condition, [ones], [all_edges(trace)], OPEN, Reduction.MEAN, None)
+    expect(
+        abs(float(value.detach()) - 1) <= 1e-9,
+        f"mean ratio {float(value.detach())} with unchanged weights and guidance",
+    )
+    expect(value.requires_grad, "the objective of a guided model carries no gradient")
+
+
+@operation_check
+@clause("ROLL-6")
+def leaves_are_what_the_plan_hands_out(subject: Subject) -> None:
+    """Under ``denoised`` a leaf is x̂⁰ of the last step, under ``sample`` it is the noisy child."""
+    for output in LeafOutput:
+        plan = small_tree(output=output)
+        trace = rolled(subject, plan)
+        noisy = bool((trace.states[-1] != trace.means[-1]).any())
+        expect(noisy == (output is LeafOutput.SAMPLE), f"leaves under {output.value} have noise: {noisy}")
+        expect((trace.log_probs[-1] is None) == (not noisy), f"last log-probabilities under {output.value}")
+        if output is LeafOutput.DENOISED:
+            condition = condition_for(trace.prompts, torch.float64, subject.device)
+            x, sigma = trace.states[-2], plan.sigmas[-2]
+            own = condition.gather(torch.arange(2).repeat_interleave(x.shape[1]))
+            levels = torch.full((2 * x.shape[1],), sigma, dtype=torch.float64, device=subject.device)
+            with torch.no_grad():
+                v = network(subject)(x.flatten(0, 1), levels, own)
+            expect_close(trace.states[-1], x - sigma * v.reshape(x.shape), 1e-10, "x̂⁰ of the last step")
+
+
+@operation_check
+@clause("NOISE-4")
+def prompts_keep_their_numbers_in_any_batch(subject: Subject) -> None:
+    """A prompt's tree does not depend on the other prompts, on their order, or on when it is rolled out."""
+    plan = small_tree(roots=2)
+    three = prompts_of(3)
+    together = rolled(subject, plan, three)
+    shuffled = rolled(subject, plan, (three[2], three[0], three[1]))
+    alone = rolled(subject, plan, (three[1],))
+    later = rolled(subject, plan, three, iteration=1)
+    for depth, states in enumerate(together.states):
+        expect_close(shuffled.states[depth][1], states[0], 1e-10, f"states of depth {depth} in another prompt order")
+        expect_close(alone.states[depth][0], states[1], 1e-10, f"states of depth {depth} of a prompt by itself")
+    expect(bool((later.states[0] != together.states[0]).all()), "another iteration starts from the same noise")
+
+
+@operation_check
+@clause("PLAN-9")
+def one_split_at_step_0_is_flat_grpo(subject: Subject) -> None:
+    """With one split at step 0 and s = ∞ each chain has one value, one advantage: its leaf's z-score."""
+    plan = tree_plan(5, FLOW, splits=(0,), branching=4)
+    trace = rolled(subject, plan)
+    rewards = rewards_of(trace)
+    for beta in (0.0, 1.0, 30.0):
+        values = subject.operation("fuse").fuse(trace, rewards, Fusion(beta=beta))
+        advantages = subject.operation("normalize").normalize(plan, values, (1.0,), Normalization())
+        group = rewards[..., 0]
+        scores = (group - group.mean(dim=1, keepdim=True)) / (group.std(dim=1, keepdim=True) + 1e-8)
+        for depth in range(1, plan.steps + 1):
+            expect_close(values[depth], rewards, EXACT, f"values of depth {depth} at β = {beta}")
+            expect_close(advantages[depth], scores, 1e-9, f"advantages of depth {depth} at β = {beta}")
+
+
+@operation_check
+@clause("SING-4")
+def families_call_equal_inputs_once(subject: Subject) -> None:
+    """A family costs one call an anchor state and the distinct calls of the continuations."""
+    family = PlanFamily(shifted_schedule(8), FLOW, (0, 1, 3), 3, (1, 2, 3))
+    recorder, prompts = Recorder(network(subject), Guidance()), prompts_of(2)
+    condition = condition_for(prompts, torch.float64, subject.device)
+    implementation = subject.operation("singular_rollout")
+    implementation.singular_rollout(family, recorder, prompts, condition, KeyedNoise(3), **sampling())
+    least = 2 * count_family(family).denoiser_calls
+    most = 2 * sum(count_plan(family.member(k, g)).denoiser_calls for k, g in family.members())
+    inside = least <= recorder.items <= most
+    expect(inside, f"{recorder.items} model evaluations, between {least} shared and {most} member by member")
+
+
+@operation_check
+@clause("GRAN-6")
+def one_granularity_is_one_split(subject: Subject) -> None:
+    """With Λ = {1} the member of k has the states and advantages of the plan with one split at k."""
+    family = PlanFamily(shifted_schedule(6), FLOW, (0, 2), 3)
+    prompts = prompts_of(2)
+    condition = condition_for(prompts, torch.float64, subject.device)
+    singular = subject.operation("singular_rollout")
+    traces = singular.singular_rollout(family, network(subject), prompts, condition, KeyedNoise(3), **sampling())
+    for k in family.ks:
+        plan = tree_plan(6, FLOW, splits=(k,), branching=3, sde_steps=())
+        alone = rolled(subject, plan, prompts)
+        for depth, states in enumerate(alone.states):
+            expect_close(traces[k, 1].states[depth], states, 1e-10, f"states of depth {depth} of the member of k = {k}")
+        values = subject.operation("fuse").fuse(alone, rewards_of(alone), Fusion())
+        wanted = subject.operation("normalize").normalize(plan, values, (1.0,), Normalization())[k + 1]
+        own = {1: subject.operation("fuse").fuse(traces[k, 1], rewards_of(traces[k, 1]), Fusion())}
+        found = subject.operation("granular_advantages").granular_advantages(family, k, own, (1.0,), Normalization())
+        expect_close(found, wanted, 1e-9, f"advantages of the member of k = {k}")
+
+
+@operation_check
+@clause("PLAN-7")
+def subsets_are_those_of_the_key(subject: Subject) -> None:
+    """Subsets depend on seed, iteration, prompt, root and leaf alone, and differ between iterations."""
+    plan = tree_plan(9, FLOW, splits=(0,), branching=6, trained_fraction=0.5)
+    implementation, prompts = subject.operation("trained_subsets"), prompts_of(3)
+    masks = implementation.trained_subsets(plan, prompts, 5, 0)
+    alone = implementation.trained_subsets(plan, prompts[1:2], 5, 0)
+    other = implementation.trained_subsets(plan, prompts, 5, 1)
+    for step in plan.trainable_steps:
+        expect(torch.equal(masks[step][1:2], alone[step]), f"subsets of a prompt by itself differ at step {step}")
+    moved = any(bool((masks[step] != other[step]).any()) for step in plan.trainable_steps)
+    expect(moved, "another iteration trains the same subsets")
+
+
+@operation_check
+@clause("ROLL-5")
+def a_rounded_state_is_what_everything_reads(subject: Subject) -> None:
+    """With bf16 storage the next velocity, and with it the next mean, reads the rounded state."""
+    plan = small_tree()
+    trace = rolled(subject, plan, storage_dtype=torch.bfloat16)
+    condition = condition_for(trace.prompts, torch.float64, subject.device)
+    for step in range(plan.steps):
+        x = trace.states[step].double()
+        own = condition.gather(torch.arange(2).repeat_interleave(x.shape[1]))
+        sigma = torch.full((2 * x.shape[1],), plan.sigmas[step], dtype=torch.float64, device=subject.device)
+        with torch.no_grad():
+            v = network(subject)(x.flatten(0, 1), sigma, own)
+            mean, _ = subject.operation("transition").transition(plan, step, x.flatten(0, 1), v)
+        wide = mean.reshape(x.shape).repeat_interleave(plan.branching[step], dim=1)
+        expect_close(trace.means[step], wide, 1e-10, f"means of step {step} from the rounded states")
