@@ -249,3 +249,13 @@ def test_shapes_are_checked() -> None:
         OpenClipShape(8, 28, 14, 48, 1, 5, 32, 1, 4)
     with pytest.raises(InputError, match=r"open_clip\.text_layers"):
         OpenClipShape(8, 28, 14, 48, 1, 3, 32, 0, 4)
+
+
+def test_bfloat16_stays_near_float32(files: tuple[Path, Path, dict[str, Tensor]]) -> None:
+    checkpoint, merges, _ = files
+    full, low = (HPSv21.load(checkpoint, merges, shape=TINY, dtype=d) for d in (torch.float32, torch.bfloat16))
+    images, texts = pictures(5), prompts()
+    gap = (full(images, texts) - low(images, texts)).abs().max()
+    # bfloat16 rounds to 2⁻⁹ and a score sums products of two unit vectors through two to three layers
+    assert 0 < gap < 10 * 2.0**-9
+    assert low(images, texts).dtype == torch.float64

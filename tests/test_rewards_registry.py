@@ -1,5 +1,6 @@
 """Rewards by name: what a configuration may ask for, and what it is told when it asks for something else."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,12 @@ def test_the_absent_hpsv2_package_is_named_with_its_install_line() -> None:
 def test_models_fit_the_protocol() -> None:
     model: RewardModel = build_reward(RewardSpec("judge", options=ENDPOINT))
     assert model.name == "unified_reward"
+
+
+def test_an_absent_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    from branchgrpo.rewards.extras import require
+
+    assert require("json", "rewards").loads("1") == 1
+    monkeypatch.setitem(sys.modules, "torchmetrics.image.kid", None)
+    with pytest.raises(InputError, match=r"torchmetrics\.image\.kid = .*pip install 'branchgrpo\[rewards\]'"):
+        require("torchmetrics.image.kid", "rewards")

@@ -2,16 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
 from branchgrpo.reference.errors import InputError, is_integer
 from branchgrpo.rewards.checkpoint import check_shapes
+from branchgrpo.rewards.extras import require
 from branchgrpo.rewards.linear_head import head_shapes
-
-if TYPE_CHECKING:
-    from transformers import BlipTextConfig, BlipVisionConfig
 
 Shapes = dict[str, tuple[int, ...]]
 IGNORED = frozenset(
@@ -148,11 +146,10 @@ def convert_image_reward(
     return {vision_name(key): tensor for key, tensor in vision.items()}, text, head
 
 
-def blip_configs(shape: BlipShape) -> "tuple[BlipVisionConfig, BlipTextConfig]":
+def blip_configs(shape: BlipShape) -> tuple[Any, Any]:
     """The transformers configurations: image norm ε 1e-6, text norm ε 1e-12, both with exact GELU, as published."""
-    from transformers import BlipTextConfig, BlipVisionConfig
-
-    vision = BlipVisionConfig(
+    library = require("transformers", "rewards")
+    vision = library.BlipVisionConfig(
         hidden_size=shape.vision_width,
         intermediate_size=4 * shape.vision_width,
         num_hidden_layers=shape.vision_layers,
@@ -162,7 +159,7 @@ def blip_configs(shape: BlipShape) -> "tuple[BlipVisionConfig, BlipTextConfig]":
         hidden_act="gelu",
         layer_norm_eps=1e-6,
     )
-    text = BlipTextConfig(
+    text = library.BlipTextConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.text_width,
         encoder_hidden_size=shape.vision_width,

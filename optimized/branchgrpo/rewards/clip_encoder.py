@@ -16,6 +16,7 @@ from branchgrpo.rewards.checkpoint import (
     state_fingerprint,
     transformers_version,
 )
+from branchgrpo.rewards.extras import require
 from branchgrpo.rewards.images import Images
 from branchgrpo.rewards.open_clip_keys import VIT_H_14, OpenClipShape, clip_config, convert_open_clip
 from branchgrpo.rewards.preprocess import Preprocess
@@ -68,12 +69,10 @@ class ClipEncoder:
         Raises:
             InputError: a tensor that is missing, unknown or of another shape; a tokenizer of another vocabulary.
         """
-        from transformers import CLIPModel
-
         path = find_checkpoint(checkpoint)
         state = convert_open_clip(path.name, read_state_dict(path), shape)
         with torch.device("meta"):
-            model: Any = CLIPModel(clip_config(shape))
+            model = require("transformers", "rewards").CLIPModel(clip_config(shape))
         model.load_state_dict(state, strict=True, assign=True)
         fill_position_ids(model)
         tokens = None if tokenizer is None else load_tokenizer(tokenizer, shape.context_length, "open_clip")
@@ -91,9 +90,7 @@ class ClipEncoder:
         chunk: int = 64,
     ) -> Self:
         """From a folder or hub id of a ``transformers.CLIPModel``; without a tokenizer it embeds images only."""
-        from transformers import CLIPModel
-
-        model: Any = CLIPModel.from_pretrained(str(source), dtype=dtype)
+        model = require("transformers", "rewards").CLIPModel.from_pretrained(str(source), dtype=dtype)
         model.to(device)
         length = model.config.text_config.max_position_embeddings
         tokens = None if tokenizer is None else load_tokenizer(tokenizer, length)

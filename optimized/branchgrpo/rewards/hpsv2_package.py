@@ -14,6 +14,7 @@ from branchgrpo.reference.protocols import Prompt
 from branchgrpo.rewards.base import ImageScorer
 from branchgrpo.rewards.checkpoint import find_checkpoint, fingerprint, read_state_dict
 from branchgrpo.rewards.clip_rewards import HPS_CHECKPOINT
+from branchgrpo.rewards.extras import require
 from branchgrpo.rewards.images import Images
 
 INSTALL = "pip install --no-deps hpsv2x==1.2.0 && pip install clint ftfy regex requests timm torchvision"
@@ -57,17 +58,16 @@ class HPSv2Package(ImageScorer):
         self.transform: Any = transform
         self.tokenizer: Any = package.get_tokenizer(architecture)
         self.device = torch.device(device)
-        self.name = "hps_v2.1"
+        self.name = "hps_v2.1_package"
         self.version = f"{path.name} {fingerprint(path)}, {package_version()}"
 
     def score(self, images: Images, prompts: tuple[Prompt, ...]) -> Float[Tensor, "items"]:
         """One image at a time, as the package does."""
-        from PIL import Image
-
+        pillow = require("PIL.Image", "rewards")
         scores = []
         for pixels, prompt in zip(images.pixels, prompts, strict=True):
             levels = (pixels.float() * 255.0).round().byte().permute(1, 2, 0).cpu().numpy()
-            image = self.transform(Image.fromarray(levels)).unsqueeze(0).to(self.device)
+            image = self.transform(pillow.fromarray(levels)).unsqueeze(0).to(self.device)
             found = self.model(image, self.tokenizer([prompt.text]).to(self.device))
             scores.append((found["image_features"] * found["text_features"]).sum())
         return torch.stack(scores)

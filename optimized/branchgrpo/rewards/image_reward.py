@@ -13,6 +13,7 @@ from branchgrpo.reference.protocols import Prompt
 from branchgrpo.rewards.base import ImageScorer
 from branchgrpo.rewards.blip_keys import BlipShape, blip_configs, convert_image_reward
 from branchgrpo.rewards.checkpoint import find_checkpoint, fingerprint, read_state_dict, transformers_version
+from branchgrpo.rewards.extras import require
 from branchgrpo.rewards.images import Images
 from branchgrpo.rewards.linear_head import LinearHead
 from branchgrpo.rewards.preprocess import Preprocess
@@ -65,14 +66,13 @@ class ImageReward(ImageScorer):
         Raises:
             InputError: a tensor that is missing, unknown or of another shape.
         """
-        from transformers import AutoTokenizer, BlipTextModel, BlipVisionModel
-
+        library = require("transformers", "rewards")
         sizes = BlipShape() if shape is None else shape
         path = find_checkpoint(checkpoint)
         vision_state, text_state, head_state = convert_image_reward(path.name, read_state_dict(path), sizes)
         vision_config, text_config = blip_configs(sizes)
-        vision: Any = BlipVisionModel(vision_config)
-        text: Any = BlipTextModel(text_config, add_pooling_layer=False)
+        vision = library.BlipVisionModel(vision_config)
+        text = library.BlipTextModel(text_config, add_pooling_layer=False)
         vision.load_state_dict(vision_state, strict=True)
         text.load_state_dict(text_state, strict=True)
         head = LinearHead(path.name, head_state, sizes.text_width).to(device)
@@ -80,7 +80,7 @@ class ImageReward(ImageScorer):
             vision.to(device, dtype),
             text.to(device, dtype),
             head,
-            AutoTokenizer.from_pretrained(str(tokenizer)),
+            library.AutoTokenizer.from_pretrained(str(tokenizer)),
             sizes.image_size,
             f"{path.name} {fingerprint(path)}, {transformers_version()}",
             chunk,

@@ -18,6 +18,7 @@ from torch import Tensor
 from branchgrpo.reference.errors import OptionError, is_integer
 from branchgrpo.reference.protocols import Prompt
 from branchgrpo.rewards.endpoint import Endpoint, EndpointFailure
+from branchgrpo.rewards.extras import require
 from branchgrpo.rewards.images import Images, Videos, as_images, as_prompts, as_videos
 from branchgrpo.rewards.missing import complete
 from branchgrpo.rewards.retry import Retry, Sleep
@@ -181,11 +182,9 @@ class MotionJudge(RemoteJudge):
 
 def png_url(picture: Float[Tensor, "3 height width"]) -> str:
     """A picture as a data URL, rounded to 8 bits."""
-    from PIL import Image
-
     levels = (picture.float() * 255.0).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
     buffer = io.BytesIO()
-    Image.fromarray(levels).save(buffer, format="PNG")
+    require("PIL.Image", "rewards").fromarray(levels).save(buffer, format="PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 

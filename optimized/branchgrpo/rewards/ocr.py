@@ -2,9 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor
 from branchgrpo.reference.errors import InputError
 from branchgrpo.reference.protocols import Prompt
 from branchgrpo.rewards.base import ImageScorer
+from branchgrpo.rewards.extras import require
 from branchgrpo.rewards.images import Images
 from branchgrpo.rewards.missing import complete
 
@@ -71,11 +70,7 @@ class OCRAccuracy(ImageScorer):
         Raises:
             InputError: rapidocr-onnxruntime is not installed.
         """
-        try:
-            package: Any = import_module("rapidocr_onnxruntime")
-        except ImportError:
-            raise InputError("rapidocr_onnxruntime", None, "installed (pip install 'branchgrpo[ocr]')") from None
-        engine: Any = package.RapidOCR()
+        engine = require("rapidocr_onnxruntime", "ocr").RapidOCR()
 
         def read(picture: Picture) -> list[str]:
             result, _ = engine(np.ascontiguousarray(picture[:, :, ::-1]))

@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
 from branchgrpo.reference.errors import InputError, is_integer
 from branchgrpo.rewards.checkpoint import check_shapes
-
-if TYPE_CHECKING:
-    from transformers import CLIPConfig
+from branchgrpo.rewards.extras import require
 
 Shapes = dict[str, tuple[int, ...]]
 IGNORED = frozenset({"attn_mask"})
@@ -172,11 +170,10 @@ def convert_open_clip(name: str, state: Mapping[str, Tensor], shape: OpenClipSha
     return converted
 
 
-def clip_config(shape: OpenClipShape) -> "CLIPConfig":
+def clip_config(shape: OpenClipShape) -> Any:
     """The transformers configuration of an open_clip ViT: exact GELU, the end token last in the vocabulary."""
-    from transformers import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
-
-    text = CLIPTextConfig(
+    library = require("transformers", "rewards")
+    text = library.CLIPTextConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.text_width,
         intermediate_size=4 * shape.text_width,
@@ -189,7 +186,7 @@ def clip_config(shape: OpenClipShape) -> "CLIPConfig":
         eos_token_id=shape.vocab_size - 1,
         pad_token_id=shape.vocab_size - 1,
     )
-    vision = CLIPVisionConfig(
+    vision = library.CLIPVisionConfig(
         hidden_size=shape.vision_width,
         intermediate_size=4 * shape.vision_width,
         projection_dim=shape.embed_dim,
@@ -199,4 +196,6 @@ def clip_config(shape: OpenClipShape) -> "CLIPConfig":
         patch_size=shape.patch_size,
         hidden_act="gelu",
     )
-    return CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=shape.embed_dim)
+    return library.CLIPConfig(
+        text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=shape.embed_dim
+    )

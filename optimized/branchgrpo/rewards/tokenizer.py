@@ -13,6 +13,7 @@ from torch import Tensor
 
 from branchgrpo.reference.errors import InputError
 from branchgrpo.reference.options import check_choice
+from branchgrpo.rewards.extras import require
 
 Cleaning = Literal["open_clip", "plain"]
 BYTES_AND_SPECIALS = 256 + 256 + 2
@@ -63,11 +64,7 @@ def clean(text: str) -> str:
     Raises:
         InputError: ftfy, which mends the encoding, is not installed.
     """
-    try:
-        import ftfy
-    except ImportError:
-        raise InputError("ftfy", None, "installed for HPS (pip install 'branchgrpo[rewards]')") from None
-    mended = html.unescape(html.unescape(ftfy.fix_text(text)))
+    mended = html.unescape(html.unescape(require("ftfy", "rewards").fix_text(text)))
     plain = re.sub(r"<\|(startoftext|endoftext)\|>", r"<| \1 |>", mended, flags=re.IGNORECASE)
     marks = re.sub(r"<(start|end)_of_text>", r"<|\1oftext|>", plain, flags=re.IGNORECASE)
     return re.sub(r"\s+", " ", marks.lower()).strip()
@@ -84,23 +81,20 @@ def load_tokenizer(source: str | Path, length: int = 77, cleaning: Cleaning = "p
         if not path.name.endswith((".txt.gz", ".txt")):
             raise InputError("tokenizer", path.name, "a BPE merges file (.txt or .txt.gz), a folder or a hub id")
         return ClipTokenizer(tokenizer_of_merges(path), length, cleaning)
-    from transformers import AutoTokenizer
-
-    return ClipTokenizer(AutoTokenizer.from_pretrained(str(source)), length, cleaning)
+    tokenizer = require("transformers", "rewards").AutoTokenizer.from_pretrained(str(source))
+    return ClipTokenizer(tokenizer, length, cleaning)
 
 
 def tokenizer_of_merges(path: Path) -> Any:
     """CLIP's byte-pair tokenizer from its list of merges: one header line, then one merge of two symbols a line."""
-    from transformers import CLIPTokenizer
-
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     lines = content.decode("utf-8").split("\n")[1 : MERGES + 1]
-    merges: Any = [(first, second) for first, second in (line.split() for line in lines if line)]
+    merges = [(first, second) for first, second in (line.split() for line in lines if line)]
     letters = byte_symbols()
     symbols = [*letters, *(f"{c}</w>" for c in letters), *("".join(merge) for merge in merges)]
     symbols += ["<|startoftext|>", "<|endoftext|>"]
     vocab = {symbol: index for index, symbol in enumerate(symbols)}
-    return CLIPTokenizer(vocab=vocab, merges=merges)
+    return require("transformers", "rewards").CLIPTokenizer(vocab=vocab, merges=merges)
 
 
 def byte_symbols() -> list[str]:

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from branchgrpo.reference.errors import InputError, is_integer
 from branchgrpo.rewards.diversity.features import FeatureExtractor
+from branchgrpo.rewards.extras import require
 from branchgrpo.rewards.images import Images
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
@@ -31,13 +33,11 @@ class ImageFolder:
         Raises:
             InputError: a file that cannot be read as an image.
         """
-        import numpy as np
-        from PIL import Image, UnidentifiedImageError
-
+        pillow = require("PIL.Image", "rewards")
         try:
-            with Image.open(self.files[item]) as image:
+            with pillow.open(self.files[item]) as image:
                 levels = torch.from_numpy(np.array(image.convert("RGB")))
-        except (UnidentifiedImageError, OSError) as error:
+        except OSError as error:
             raise InputError(str(self.files[item]), str(error), "a readable image") from error
         return (levels.permute(2, 0, 1).float() / 255.0).unsqueeze(0)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from branchgrpo.reference.errors import InputError, is_integer
 from branchgrpo.reference.options import check_choice
+from branchgrpo.rewards.extras import require
 
 Estimator = Literal["unbiased", "biased"]
 
@@ -48,8 +49,7 @@ def polynomial_mmd2(
     Raises:
         InputError: fewer than two vectors in a set, or a feature that is not finite.
     """
-    from torchmetrics.image.kid import poly_kernel
-
+    poly_kernel = require("torchmetrics.image.kid", "rewards").poly_kernel
     check_choice("estimator", estimator, get_args(Estimator))
     check_pair(a, b, 2)
     aa, bb, ab = (poly_kernel(x, y, degree, gamma, offset) for x, y in ((a, a), (b, b), (a, b)))
@@ -78,8 +78,7 @@ def kid(
     Raises:
         InputError: fewer than two vectors in a set, or a feature that is not finite.
     """
-    from torchmetrics.image.kid import poly_mmd
-
+    poly_mmd = require("torchmetrics.image.kid", "rewards").poly_mmd
     check_pair(a, b, 2)
     for name, value in (("subsets", subsets), ("subset_size", subset_size)):
         if not is_integer(value) or value < (2 if name == "subset_size" else 1):
