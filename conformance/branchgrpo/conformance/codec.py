@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from branchgrpo.reference.errors import InputError
 from branchgrpo.reference.options import DepthWindow, ExtremeB, ParentTop1, PruningRule
 from branchgrpo.reference.plan import Plan
-from branchgrpo.reference.types import Kernel, LeafOutput
+from branchgrpo.reference.types import Kernel, KernelKind, LeafOutput
 
 Options = TypeVar("Options")
 RULES: dict[str, type[PruningRule]] = {"parent_top1": ParentTop1, "extreme_b": ExtremeB, "depth_window": DepthWindow}
@@ -110,7 +110,7 @@ def decode_plan(data: Any, where: str = "plan") -> Plan:
     trained = d["trained_steps"]
     return Plan(
         sigmas=reals(d["sigmas"], f"{where}.sigmas"),
-        kernels=tuple(Kernel(k["kind"], real(k["eta"], f"{where}.kernels[{i}].eta")) for i, k in enumerate(kernels)),
+        kernels=tuple(decode_kernel(k, f"{where}.kernels[{i}]") for i, k in enumerate(kernels)),
         branching=tuple(items(d["branching"], f"{where}.branching")),
         spreads=reals(d["spreads"], f"{where}.spreads"),
         roots=integer(d["roots"], f"{where}.roots"),
@@ -118,6 +118,13 @@ def decode_plan(data: Any, where: str = "plan") -> Plan:
         trained_steps=None if trained is None else tuple(items(trained, f"{where}.trained_steps")),
         trained_fraction=real(d["trained_fraction"], f"{where}.trained_fraction"),
     )
+
+
+def decode_kernel(data: Mapping[str, Any], where: str) -> Kernel:
+    """A kernel by the name of its kind."""
+    if data["kind"] not in [kind.value for kind in KernelKind]:
+        raise InputError(f"{where}.kind", data["kind"], f"one of {[kind.value for kind in KernelKind]}")
+    return Kernel(KernelKind(data["kind"]), real(data["eta"], f"{where}.eta"))
 
 
 def decode_output(value: Any, where: str) -> LeafOutput:

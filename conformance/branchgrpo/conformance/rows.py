@@ -50,7 +50,7 @@ def to_rows(record: Record) -> dict[str, Tensor]:
     for name, level in record.levels.items():
         arrays[FIELDS[name].array] = join_levels(record, name, level)
     if record.rewards is not None:
-        arrays["leaf.reward"] = record.rewards
+        arrays["leaf.reward"] = record.rewards.clone()
     return arrays
 
 
