@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -160,11 +161,15 @@ class PipelineCodec(nn.Module):
         texts = check_texts("prompts", prompts)
         return EncodedCondition(self.encode_text_branches(texts, negative), self.family, self.fingerprint)
 
+    def prompt_cache(self) -> PromptCache | None:
+        """The folder of encoded prompts, if the options name one."""
+        return None if self.options.cache is None else PromptCache(Path(self.options.cache))
+
     def encode_text_branches(self, texts: tuple[str, ...], negative: str) -> dict[str, Tensor]:
         """The text tensors of both branches, on the model's device."""
         guided = self.guidance.kind == "classifier_free"
         wanted = [*texts, *check_texts("negative", (negative,))] if guided else [*texts]
-        cache = PromptCache(self.options.cache) if self.options.cache else None
+        cache = self.prompt_cache()
         settings = {"family": self.family, "length": self.text_length, "dtype": self.dtype}
         entries = encode_texts(wanted, lambda: self.encoder(self.text_pipeline()), cache, self.fingerprint, settings)
         tensors = stack_items(entries[: len(texts)])

@@ -27,7 +27,7 @@ class LoadOptions:
         low_noise_scale: Wan 2.2 with two experts: guidance scale of the low-noise expert; None is the same scale.
     """
 
-    cache: Path | None = None
+    cache: Path | str | None = None
     max_sequence_length: int | None = None
     vae_dtype: torch.dtype = torch.float32
     vae_tiling: bool = False
@@ -38,8 +38,6 @@ class LoadOptions:
     low_noise_scale: float | None = None
 
     def __post_init__(self) -> None:
-        if self.cache is not None:
-            object.__setattr__(self, "cache", Path(self.cache))
         for name in ("max_sequence_length", "decode_chunk"):
             value = getattr(self, name)
             if not (value is None and name == "max_sequence_length") and (not is_integer(value) or value < 1):

@@ -13,7 +13,7 @@ from branchgrpo.models.backbones.wan import Wan
 from branchgrpo.models.condition import EncodedCondition
 from branchgrpo.models.encoding import check_texts, stack_items
 from branchgrpo.models.guidance import per_item
-from branchgrpo.models.prompt_cache import PromptCache, cache_key
+from branchgrpo.models.prompt_cache import cache_key
 from branchgrpo.models.sizes import divided
 from branchgrpo.reference.errors import InputError
 from branchgrpo.reference.protocols import Condition
@@ -81,7 +81,7 @@ class WanImage(Wan):
         content = hashlib.sha256(f"{image.mode}{image.size}".encode() + image.tobytes()).hexdigest()
         settings = {"size": size, "vae_dtype": self.options.vae_dtype, "dtype": self.dtype}
         key = cache_key(self.image_fingerprint, content, settings)
-        cache = PromptCache(self.options.cache) if self.options.cache else None
+        cache = self.prompt_cache()
         entry = cache.get(key) if cache else None
         if entry is None:
             entry = self.run_image_encoders(image, size)
