@@ -1,6 +1,5 @@
 """OCR accuracy: its formula, its errors, and a real reader on rendered text where one is installed."""
 
-import importlib.util
 import sys
 
 import numpy as np
@@ -83,11 +82,12 @@ def rendered(text: str) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_a_real_reader_reads_rendered_text() -> None:
-    if importlib.util.find_spec("rapidocr_onnxruntime") is None:
-        reason = "rapidocr-onnxruntime is not installed (extra: ocr)"
-        print(reason)
-        pytest.skip(reason)
-    reward = OCRAccuracy.rapidocr()
+    try:
+        reward = OCRAccuracy.rapidocr()
+    except InputError as error:
+        # Not installed, or without the system's libGL that its OpenCV wants.
+        print(error)
+        pytest.skip(str(error))
     images = torch.stack([rendered("HELLO 42"), rendered("BRANCH"), torch.ones(3, 96, 320)])
     asked = [Prompt(0, 'a sign "Hello 42"'), Prompt(1, 'a sign "HELLO 42"'), Prompt(2, 'a sign "HELLO"')]
     right, wrong, blank = reward(images, asked).tolist()
