@@ -3,6 +3,7 @@
 #   make demo    train on handwritten digits with three methods, write runs/demo/report.html
 #   make test    tests that take seconds                                (minutes in all)
 #   make check   formatting, types, import contracts, the demo, every test
+#   make spec    regenerate spec/traceability.md, then the clause linter
 #   make venv    only the virtual environment
 #   make clean   remove what was generated here, the virtual environment last
 
@@ -21,7 +22,7 @@ export OMP_NUM_THREADS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help venv demo test check lint types imports demo-check format clean
+.PHONY: help venv demo test check spec lint types imports demo-check format clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -45,6 +46,10 @@ test: $(STAMP)
 
 check: lint types imports demo-check
 	$(BIN)/pytest -rs
+
+spec: $(STAMP)
+	$(BIN)/python -m branchgrpo.conformance.traceability
+	$(BIN)/python -m branchgrpo.conformance.lint
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)
