@@ -6,7 +6,7 @@ import torch
 from branchgrpo.reference.errors import InputError, OptionError, RewardError
 from branchgrpo.reference.protocols import Prompt
 from branchgrpo.reference.reward import check_rewards
-from branchgrpo.rewards.digits import DigitClassifier, DigitsReward, DigitsRewardConfig, ink
+from branchgrpo.rewards.digits import DigitClassifier, DigitsReward, DigitsRewardConfig, stroke_weight
 from branchgrpo.rewards.digits_judge import DigitJudge
 from branchgrpo.training.digits_classifier import ClassifierConfig, augment, train_classifier
 from branchgrpo.training.digits_data import load_part
@@ -22,16 +22,17 @@ def prompts_of(labels):
     return [Prompt(int(label), str(int(label))) for label in labels]
 
 
-def test_ink_runs_from_white_to_black_and_stops_at_the_screen():
+def test_stroke_weight_runs_from_white_to_black_and_stops_at_the_screen():
     levels = torch.tensor([-7.0, -1.0, 0.0, 1.0, 9.0]).view(5, 1, 1, 1).expand(5, 1, 8, 8)
-    assert ink(levels).tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
+    assert stroke_weight(levels).tolist() == [0.0, 0.0, 0.25, 1.0, 1.0]
 
 
 def test_reward_is_the_stated_formula(reward):
     data = load_part("generator")
     images, prompts = data.images[:20], prompts_of(data.labels[:20])
     log_p = reward.classifier(images).double().log_softmax(dim=1)[torch.arange(20), data.labels[:20]]
-    expected = 0.3 * log_p - 20.0 * ((images.double().mean(dim=(1, 2, 3)) + 1.0) / 2.0 - 0.40).abs()
+    weight = ((images.double() + 1.0) / 2.0).square().mean(dim=(1, 2, 3))
+    expected = 0.3 * log_p - 20.0 * (weight - 0.32).abs()
     assert torch.allclose(reward(images, prompts), expected, rtol=1e-6, atol=0.0)  # float32 logits
     assert reward(images, prompts).dtype == torch.float64
     assert torch.equal(reward(images.flatten(1), prompts), reward(images, prompts))
@@ -73,7 +74,7 @@ def test_wrong_input_is_named(reward):
     for text in ("ten", "12", "", "½", "³", "-1"):
         with pytest.raises(InputError, match="text of prompt 0"):
             reward(images, [Prompt(0, text), Prompt(1, "1")])
-    for bad in ({"target_ink": 1.5}, {"ink_weight": -1.0}, {"digit_weight": float("inf")}, {"floor": 0.0}):
+    for bad in ({"target_weight": 1.5}, {"stroke_factor": -1.0}, {"digit_factor": float("inf")}, {"floor": 0.0}):
         with pytest.raises(OptionError, match=rf"digits_reward\.{next(iter(bad))}"):
             DigitsRewardConfig(**bad)
 

@@ -88,7 +88,7 @@ def quick_config() -> DemoConfig:
     return replace(
         base,
         seeds=1,
-        calls=30_000,
+        calls=15_000,
         evaluations=3,
         samples=10,
         workers=1,

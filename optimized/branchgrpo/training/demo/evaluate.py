@@ -1,6 +1,8 @@
 """Evaluation: the same noise for every method, run and moment, and the deterministic sampler."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -14,7 +16,6 @@ from branchgrpo.reference.method import tree_plan
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.protocols import Prompt, RewardModel, VelocityModel
 from branchgrpo.reference.types import ODE
-from branchgrpo.rewards.digits_judge import DigitJudge
 from branchgrpo.training.demo.config import STEPS, DemoConfig
 from branchgrpo.training.digits import digit_condition, digit_prompts
 
@@ -22,6 +23,14 @@ from branchgrpo.training.digits import digit_condition, digit_prompts
 def evaluation_plan(samples: int) -> Plan:
     """Independent noises a prompt, every step an ODE step, on the schedule of training."""
     return tree_plan(STEPS, ODE, roots=samples)
+
+
+class Judge(Protocol):
+    """Somebody who reads samples and is part of no reward."""
+
+    def accuracy(self, samples: Float[Tensor, "items *sample"], prompts: Sequence[Prompt]) -> float:
+        """Share of the samples that are read as their prompt."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +48,7 @@ class Evaluator:
 
     config: DemoConfig
     reward: RewardModel
-    judge: DigitJudge
+    judge: Judge
 
     def __call__(self, model: VelocityModel) -> Evaluation:
         """Evaluate a model; its calls count in no budget."""

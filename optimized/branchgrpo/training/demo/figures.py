@@ -20,7 +20,7 @@ def svg_of(figure: Figure, name: str) -> str:
     import matplotlib
 
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "image.composite_image": False}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")
     text = buffer.getvalue()
     return text[text.index("<svg") :]
@@ -36,15 +36,16 @@ def style(axes: Axes, x_label: str, y_label: str) -> None:
 
 def curve_band(axes: Axes, runs: Sequence[Mapping[str, Any]], x: str, y: str, colour: str, label: str) -> None:
     """One method: the runs as thin lines, their mean as a thick one, and the seeds' spread (± 1 sd) as a band."""
-    xs = np.array([[point[x] for point in run["curve"]] for run in runs], dtype=float)
-    ys = np.array([[point[y] for point in run["curve"]] for run in runs], dtype=float)
-    for run_x, run_y in zip(xs, ys, strict=True):
-        axes.plot(run_x, run_y, color=colour, linewidth=0.7, alpha=0.5)
-    centre, mean = xs.mean(axis=0), ys.mean(axis=0)
-    axes.plot(centre, mean, color=colour, linewidth=2.2, label=label)
+    curves = [np.array([(point[x], point[y]) for point in run["curve"]], dtype=float).T for run in runs]
+    for xs, ys in curves:
+        axes.plot(xs, ys, color=colour, linewidth=0.7, alpha=0.5)
+    common = np.linspace(0.0, min(xs[-1] for xs, _ in curves), 200)  # up to where every run has a value
+    values = np.stack([np.interp(common, xs, ys) for xs, ys in curves])
+    mean = values.mean(axis=0)
+    axes.plot(common, mean, color=colour, linewidth=2.2, label=label)
     if len(runs) > 1:
-        sd = ys.std(axis=0, ddof=1)
-        axes.fill_between(centre, mean - sd, mean + sd, color=colour, alpha=0.18, linewidth=0)
+        sd = values.std(axis=0, ddof=1)
+        axes.fill_between(common, mean - sd, mean + sd, color=colour, alpha=0.18, linewidth=0)
 
 
 def curves_svg(methods: Mapping[str, Mapping[str, Any]]) -> str:

@@ -98,13 +98,11 @@ def method_criteria(method: str, runs: Sequence[Mapping[str, Any]]) -> list[Crit
     summary = summarise(runs)
     mean, sd = summary["mean_gain"], summary["sd_gain"]
     base, drop = min(run["judge_base"] for run in runs), max(run["judge_base"] - run["judge_final"] for run in runs)
-    in_sd = None if sd is None else (mean / sd if sd > 0 else float("inf"))
+    in_sd = mean / sd if sd else None  # without a spread there is no ratio, but any gain is enough
     enough = sd is not None and mean > 0 and mean >= GAIN_IN_SD * sd
     room = 1e-9  # accuracies are counts divided by counts: float64 rounding, far below one sample
     return [
-        Criterion(
-            "gain in standard deviations of the seeds", method, in_sd, f"≥ {GAIN_IN_SD:g}, two seeds or more", enough
-        ),
+        Criterion("gain in standard deviations of the seeds", method, in_sd, f"≥ {GAIN_IN_SD:g}", enough),
         Criterion("judge's accuracy, base model", method, base, f"≥ {JUDGE_BASE:g}", base >= JUDGE_BASE - room),
         Criterion("judge's accuracy lost, worst seed", method, drop, f"≤ {JUDGE_DROP:g}", drop <= JUDGE_DROP + room),
     ]
@@ -119,9 +117,9 @@ def acceptance(runs: Mapping[str, Sequence[Mapping[str, Any]]], seconds: float) 
     """
     criteria = [criterion for method, own in runs.items() for criterion in method_criteria(method, own)]
     calls = [run["calls"] for own in runs.values() for run in own]
-    spread = max(calls) / min(calls) - 1.0
-    within = f"≤ {CALLS_SPREAD:g}"
-    criteria.append(Criterion("spread of total denoiser calls", "all", spread, within, spread <= CALLS_SPREAD))
+    spread, within = max(calls) / min(calls) - 1.0, f"≤ {CALLS_SPREAD:g}"
+    equal = max(calls) <= (1.0 + CALLS_SPREAD) * min(calls)
+    criteria.append(Criterion("spread of total denoiser calls", "all", spread, within, equal))
     criteria.append(Criterion("seconds of the demo", "all", seconds, f"≤ {SECONDS:g}", seconds <= SECONDS))
     return criteria
 

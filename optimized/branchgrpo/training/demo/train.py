@@ -35,7 +35,7 @@ WEIGHT_DECAY = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A run's numbers, samples before and after it (``[rows, 10, 8, 8]``), and the last tree of its first prompt."""
+    """A run's numbers, samples before and after it (``[rows, 10, 8, 8]``), and one of its last trees."""
 
     run: Run
     before: NDArray[np.float32]
@@ -73,17 +73,18 @@ def grid(evaluation: Evaluation) -> NDArray[np.float32]:
 
 
 def grown_tree(batch: Batch) -> GrownTree:
-    """The first prompt's tree of a batch, for drawing."""
+    """A tree of a batch, the one of the middle prompt, for drawing."""
     tree, plan = batch.tree, batch.tree.plan
+    row = len(tree.prompts) // 2
     trainable = set(plan.trainable_steps)
     return GrownTree(
-        prompt=tree.prompts[0].text,
+        prompt=tree.prompts[row].text,
         sigmas=plan.sigmas,
         branching=plan.branching,
-        states=tuple(level[0, :, 0].float().numpy() for level in tree.states),
-        advantages=tuple(level[0].numpy() for level in batch.advantages[1:]),
-        trained=tuple(mask[0].numpy() & (step in trainable) for step, mask in enumerate(batch.kept)),
-        rewards=batch.rewards[0, :, 0].numpy(),
+        states=tuple(level[row, :, 0].float().numpy() for level in tree.states),
+        advantages=tuple(level[row].numpy() for level in batch.advantages[1:]),
+        trained=tuple(mask[row].numpy() & (step in trainable) for step, mask in enumerate(batch.kept)),
+        rewards=batch.rewards[row, :, 0].numpy(),
     )
 
 

@@ -69,7 +69,7 @@ def draw_states(axes: Axes, tree: GrownTree, heights: list[NDArray[np.float64]],
         for place, image in zip(heights[depth], states, strict=True):
             x = depth * spacing
             box = (x - THUMB, x + THUMB, place - THUMB, place + THUMB)
-            axes.imshow(image, cmap="gray_r", vmin=-1.0, vmax=1.0, extent=box, interpolation="nearest", zorder=2)
+            axes.imshow(image, cmap="gray_r", vmin=-1.0, vmax=1.0, extent=box, interpolation="none", zorder=2)
 
 
 def tree_svg(tree: GrownTree) -> str:
