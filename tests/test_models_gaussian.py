@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from branchgrpo.conformance.clauses import clause
 from branchgrpo.models.gaussian import ExactGaussian
 from branchgrpo.oracle.chain import affine_chain
 from branchgrpo.oracle.gaussian import GaussianData, velocity_intercept, velocity_slope
@@ -24,6 +25,7 @@ def blank(items):
 
 
 @pytest.mark.parametrize("latent", [(), (5,), (2, 3, 4)])
+@clause("ORACLE-2")
 def test_velocity_is_the_oracles(latent):
     generator = torch.Generator().manual_seed(0)
     x = 3 * torch.randn(5, *latent, dtype=torch.float64, generator=generator)
@@ -46,6 +48,7 @@ def test_it_is_a_velocity_model():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@clause("ORACLE-3")
 def test_theta_is_added_at_its_step_only(dtype):
     model = ExactGaussian(0.7, 0.5, SIGMAS, latent_shape=(2, 3))
     base = ExactGaussian(0.7, 0.5)
@@ -92,6 +95,7 @@ def test_a_conditional_mean_follows_its_item():
     torch.testing.assert_close(model(x, sigma, elementwise), v, rtol=0, atol=0)
 
 
+@clause("ORACLE-4")
 def test_a_rollout_with_theta_follows_the_oracle():
     plan = Plan(SIGMAS, (Kernel(KernelKind.SDE, 0.3),) * 6, (1,) * 6, (4.0,) * 6, output=LeafOutput.SAMPLE)
     model = ExactGaussian(DATA.mean, DATA.tau, SIGMAS, latent_shape=(2, 40_000))

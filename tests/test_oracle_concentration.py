@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from helpers_oracle import DATA, SMALL_PLANS, Z_BOUND, make_plan, simulate, z_of_mean
 
+from branchgrpo.conformance.clauses import clause
 from branchgrpo.oracle import pair as pair_module
 from branchgrpo.oracle.chain import affine_chain
 from branchgrpo.oracle.concentration import (
@@ -37,6 +38,7 @@ def softmax(x):
 @pytest.mark.parametrize("reduction", list(Reduction))
 @pytest.mark.parametrize(("elements", "beta"), [(1, 1.0), (3, 0.5), (8, 1.0)])
 @pytest.mark.parametrize("name", ["sde", "flow-denoised", "cps", "identical-siblings"])
+@clause("ORACLE-18", "ORACLE-19")
 def test_pair_by_simulation(name, elements, beta, reduction):
     plan = SMALL_PLANS[name]
     chain, split = affine_chain(plan, DATA), max(i for i, k in enumerate(plan.branching) if k > 1)
@@ -47,6 +49,7 @@ def test_pair_by_simulation(name, elements, beta, reduction):
     assert z_of_mean(sizes, expected) < Z_BOUND
 
 
+@clause("ORACLE-19")
 def test_pair_limits():
     edges = PairEdges(np.array([0.9]), np.array([0.2]))
     # 1e-12: rounding of a sum of 1601 terms.
@@ -58,6 +61,7 @@ def test_pair_limits():
 
 @pytest.mark.parametrize("elements", [1, 64, 65_536])
 @pytest.mark.parametrize("beta", [1e-3, 1.0, 30.0])
+@clause("ORACLE-19", "ORACLE-20")
 def test_the_quadrature_has_converged(monkeypatch, elements, beta):
     edges = PairEdges(np.array([1 - 1 / 289, 1.0, 1.0]), np.array([0.2, 0.1, 0.3]))
     reward = QuadraticReward(np.array([-1.0]), np.array([0.0]))
@@ -81,6 +85,7 @@ def test_the_quadrature_has_converged(monkeypatch, elements, beta):
     np.testing.assert_allclose(coarse, both(), rtol=1e-12)
 
 
+@clause("ORACLE-19")
 def test_published_concentration_of_pairs():
     plan = make_plan()
     edges = pair_edges(plan, affine_chain(plan, DATA), 9)
@@ -95,6 +100,7 @@ def test_published_concentration_of_pairs():
 @pytest.mark.parametrize(
     ("factor", "elements", "spread"), [(2, 5, 1.0), (3, 2, 4.0), (4, 1, 0.5), (3, 4, 0.0), (2, 3, np.inf)]
 )
+@clause("ORACLE-21")
 def test_sibling_norms_have_the_law_of_drawn_siblings(factor, elements, spread):
     rng, n = np.random.default_rng(3), 100_000
     norms = sibling_squared_norms(np.random.default_rng(4), (n, 1), factor, spread, elements)[:, 0]
@@ -113,6 +119,7 @@ def test_sibling_norms_have_the_law_of_drawn_siblings(factor, elements, spread):
     assert z_of_mean(gap, 0.0) < Z_BOUND
 
 
+@clause("ORACLE-21")
 def test_tree_scores_have_the_law_of_a_simulated_tree():
     plan = make_plan(6, ("sde", 0.3), (0, 2), 3, 1.0, "denoised")
     chain = affine_chain(plan, DATA)
@@ -123,6 +130,7 @@ def test_tree_scores_have_the_law_of_a_simulated_tree():
     assert z_of_mean(gap, 0.0) < Z_BOUND
 
 
+@clause("ORACLE-21")
 def test_a_one_split_tree_agrees_with_the_exact_pair():
     plan = make_plan(6, ("sde", 0.3), (3,), 2, 2.0)
     chain = affine_chain(plan, DATA)
@@ -133,6 +141,7 @@ def test_a_one_split_tree_agrees_with_the_exact_pair():
 
 @pytest.mark.parametrize("reduction", list(Reduction))
 @pytest.mark.parametrize("name", ["sde", "flow-denoised", "identical-siblings"])
+@clause("ORACLE-20")
 def test_bias_by_simulation(name, reduction):
     plan = SMALL_PLANS[name]
     chain, split = affine_chain(plan, DATA), max(i for i, k in enumerate(plan.branching) if k > 1)
@@ -146,6 +155,7 @@ def test_bias_by_simulation(name, reduction):
     assert z_of_mean(values - exact, bias) < Z_BOUND
 
 
+@clause("ORACLE-20")
 def test_bias_signs():
     plan = make_plan()
     edges = pair_edges(plan, affine_chain(plan, DATA), 9)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from helpers_oracle import DATA, DENSE, SMALL_PLANS, Z_BOUND, make_plan, simulate, z_of_covariance, z_of_mean
 
+from branchgrpo.conformance.clauses import clause
 from branchgrpo.models.gaussian import ExactGaussian
 from branchgrpo.oracle.chain import affine_chain
 from branchgrpo.oracle.covariance import (
@@ -29,12 +30,14 @@ def nodes_of(plan):
     return [Address(d, i) for d, n in enumerate(counts) for i in range(n)]
 
 
+@clause("ORACLE-6")
 def test_sibling_correlation():
     assert sibling_correlation(4.0) == 1.0 / 17.0
     assert sibling_correlation(0.0) == 1.0
     assert sibling_correlation(float("inf")) == 0.0
 
 
+@clause("ORACLE-6")
 def test_parting_depth_of_the_dense_tree():
     plan = make_plan()
     assert parting_depth(plan, Address(20, 0), Address(20, 1)) == 9
@@ -47,6 +50,7 @@ def test_parting_depth_of_the_dense_tree():
 
 
 @pytest.mark.parametrize("name", SMALL_PLANS)
+@clause("ORACLE-6")
 def test_every_pair_of_nodes_by_simulation(name):
     plan = SMALL_PLANS[name]
     chain, start = affine_chain(plan, DATA), random_root()
@@ -61,6 +65,7 @@ def test_every_pair_of_nodes_by_simulation(name):
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("name", SMALL_PLANS)
+@clause("ORACLE-7", "ORACLE-8")
 def test_matrix_by_parting_depth_equals_propagation(name, depth):
     plan = SMALL_PLANS[name]
     chain = affine_chain(plan, DATA)
@@ -72,6 +77,7 @@ def test_matrix_by_parting_depth_equals_propagation(name, depth):
         assert np.linalg.eigvalsh(matrix).min() > -1e-15
 
 
+@clause("ORACLE-6", "ORACLE-8")
 def test_intermediate_levels_equal_node_covariances():
     plan = SMALL_PLANS["cps"]
     chain, start = affine_chain(plan, DATA), random_root()
@@ -83,6 +89,7 @@ def test_intermediate_levels_equal_node_covariances():
         np.testing.assert_allclose(np.array(found), level, rtol=1e-14, atol=1e-16)
 
 
+@clause("ORACLE-6")
 def test_roots_are_independent():
     plan = make_plan(4, splits=(0,), roots=2)
     chain = affine_chain(plan, DATA)
@@ -90,6 +97,7 @@ def test_roots_are_independent():
     assert node_covariance(plan, chain, random_root(), Address(4, 0, 1), Address(4, 1, 1)) > 0.0
 
 
+@clause("ORACLE-7")
 def test_a_fixed_root_leaves_only_later_noise():
     plan = make_plan(spread=float("inf"))
     chain = affine_chain(plan, DATA)
@@ -99,6 +107,7 @@ def test_a_fixed_root_leaves_only_later_noise():
     assert leaf_covariance(plan, chain, fixed, 9) > leaf_covariance(plan, chain, fixed, 3) > 0.0
 
 
+@clause("ORACLE-7")
 def test_leaves_of_a_reference_rollout():
     elements, plan = 20_000, make_plan(6, ("flow_sde", 0.7), (0, 2, 4), 2, 1.0, "denoised")
     sampling = Sampling(KeyedNoise(3), (elements,))
@@ -111,6 +120,7 @@ def test_leaves_of_a_reference_rollout():
     assert z_of_mean(products, expected) < Z_BOUND
 
 
+@clause("ORACLE-7")
 def test_the_dense_tree_by_simulation():
     plan = make_plan(splits=DENSE)
     chain, start = affine_chain(plan, DATA), given_node(np.zeros(1))

@@ -19,6 +19,7 @@ from helpers_oracle import (
     z_of_mean,
 )
 
+from branchgrpo.conformance.clauses import clause
 from branchgrpo.models.gaussian import ExactGaussian
 from branchgrpo.oracle.chain import affine_chain
 from branchgrpo.oracle.estimator import Estimator, baseline_factor, expected_estimate, step_weights
@@ -55,7 +56,7 @@ def advantages(values, baseline, factor):
     return values - values.mean(axis=1, keepdims=True)
 
 
-def sampled_estimates(plan, trees, reward, baseline, reduction):
+def sampled_estimates(plan, trees, reward, baseline, reduction, std_weights=False):
     """Σ_e w_e A_e ∇_{θ_i} log p_e of every tree, [trees, T, D], from the definition."""
     rewards, trained = reward(trees.states[-1]), [i for i in range(plan.steps) if trees.noises[i] is not None]
     edges = sum(trees.states[i + 1].shape[1] for i in trained)
@@ -63,6 +64,7 @@ def sampled_estimates(plan, trees, reward, baseline, reduction):
     for i in trained:
         nodes = trees.states[i + 1].shape[1]
         weight = 1 / edges if reduction == "edge_mean" else 1 / (nodes * len(trained))
+        weight *= trees.stds[i] / np.mean([trees.stds[j] for j in trained]) if std_weights else 1
         zero = np.zeros(1)
         response = transition(plan, i, zero, zero + 1.0)[0] - transition(plan, i, zero, zero)[0]
         score = response * trees.noises[i] / trees.stds[i]
@@ -73,6 +75,7 @@ def sampled_estimates(plan, trees, reward, baseline, reduction):
 
 @pytest.mark.parametrize("baseline", BASELINES)
 @pytest.mark.parametrize("name", SMALL_PLANS)
+@clause("ORACLE-14", "ORACLE-15", "ORACLE-16")
 def test_expectation_by_simulation(name, baseline):
     plan = SMALL_PLANS[name]
     chain, theta = affine_chain(plan, DATA), 0.3 * np.random.default_rng(2).normal(size=(plan.steps, 2))
@@ -84,6 +87,21 @@ def test_expectation_by_simulation(name, baseline):
             assert z_of_mean(sampled_estimates(plan, trees, MIXED, baseline, reduction), expected) < Z_BOUND
 
 
+@pytest.mark.parametrize("name", ["sde", "mixed-kernels"])
+@clause("ORACLE-16")
+def test_std_edge_weights_by_simulation(name):
+    plan = SMALL_PLANS[name]
+    chain, trees = affine_chain(plan, DATA), simulate(plan, DATA, 30_000, 2, seed=22)
+    for reduction in ("edge_mean", "depth_mean"):
+        uniform, weighted = (
+            expected_estimate(plan, chain, MIXED, random_root(2), Estimator("group_mean", reduction, weights))
+            for weights in ("uniform", "std")
+        )
+        sampled = sampled_estimates(plan, trees, MIXED, "group_mean", reduction, std_weights=True)
+        assert z_of_mean(sampled, weighted) < Z_BOUND
+        assert z_of_mean(sampled, uniform) > Z_BOUND
+
+
 def test_the_simulation_can_tell_the_baselines_apart():
     plan = SMALL_PLANS["sde"]
     chain, trees = affine_chain(plan, DATA), simulate(plan, DATA, 30_000, 2, seed=21)
@@ -93,6 +111,7 @@ def test_the_simulation_can_tell_the_baselines_apart():
 
 
 @pytest.mark.parametrize("name", SMALL_PLANS)
+@clause("ORACLE-17")
 def test_without_a_baseline_depth_mean_is_the_gradient_and_edge_mean_is_not(name):
     plan = SMALL_PLANS[name]
     chain, start = affine_chain(plan, DATA), random_root(2)
@@ -105,10 +124,13 @@ def test_without_a_baseline_depth_mean_is_the_gradient_and_edge_mean_is_not(name
     assert angle_degrees(other[trained], truth[trained]) > 0.1
 
 
+@clause("ORACLE-15")
 def test_several_grouped_roots_by_simulation():
     plan = SMALL_PLANS["sde"]
     chain, trees = affine_chain(plan, DATA), [simulate(plan, DATA, 30_000, 2, seed=s) for s in (31, 32)]
-    expected = expected_estimate(plan, chain, MIXED, random_root(2), Estimator("group_mean", "depth_mean", 2))
+    expected = expected_estimate(
+        plan, chain, MIXED, random_root(2), Estimator("group_mean", "depth_mean", grouped_roots=2)
+    )
     result = np.zeros((30_000, plan.steps, 2))
     for i in range(plan.steps):
         nodes = trees[0].states[i + 1].shape[1]
@@ -123,6 +145,7 @@ def test_several_grouped_roots_by_simulation():
 
 @pytest.mark.parametrize("baseline", BASELINES[1:])
 @pytest.mark.parametrize(("k", "s"), [(2, 4.0), (4, 1.0), (3, float("inf"))])
+@clause("ORACLE-15")
 def test_baseline_factor_holds_for_any_reward(k, s, baseline):
     rng = np.random.default_rng(8)
     shared, private = rng.standard_normal((400_000, 1)), rng.standard_normal((400_000, k))
@@ -134,6 +157,7 @@ def test_baseline_factor_holds_for_any_reward(k, s, baseline):
     assert z_of_mean((advantages(values, baseline, k) * noise).mean(axis=1) - factor * plain, 0.0) < Z_BOUND
 
 
+@clause("ORACLE-15")
 def test_baseline_factor_of_equicorrelated_siblings():
     for k in (2, 3, 16):
         for rho in (0.0, 1 / 17, 0.5):
@@ -157,6 +181,7 @@ def angles(splits, kernel, output, baseline, reward, trained_only=False):
 @pytest.mark.parametrize(
     "reward", [LINEAR, MIXED, distance_reward(np.array([2.0, -1.0]))], ids=["linear", "mixed", "distance"]
 )
+@clause("ORACLE-17")
 def test_angles_of_the_dance_kernel(reward):
     dance = ("sde", 0.3)
     # 1e-6 degrees: the depth_mean estimate is the gradient up to scale, and acos-free angles keep 1e-14 radians.
@@ -174,6 +199,7 @@ def test_angles_of_the_dance_kernel(reward):
     assert angles(LATE, dance, "sample", "group_mean", reward) == pytest.approx([21.411, 8.237], abs=5e-4)
 
 
+@clause("ORACLE-17")
 def test_under_denoised_no_edge_can_train_the_last_step():
     dance = ("sde", 0.3)
     full = angles(DENSE, dance, "denoised", "none", MIXED)
@@ -184,6 +210,7 @@ def test_under_denoised_no_edge_can_train_the_last_step():
     ]
 
 
+@clause("ORACLE-16")
 def test_step_weights():
     plan = make_plan(4, splits=(0, 2), factor=3, output="denoised", trained=(0, 2))
     chain = affine_chain(plan, DATA)
@@ -192,6 +219,7 @@ def test_step_weights():
 
 
 @pytest.mark.parametrize("name", ["sde", "flow-denoised", "mixed-kernels", "identical-siblings", "cps"])
+@clause("ORACLE-23")
 def test_zscored_expectation_by_simulation(name):
     plan = SMALL_PLANS[name]
     chain, reward = affine_chain(plan, DATA), linear_reward(np.array([2.0, -1.5]), 4.0)
@@ -203,6 +231,7 @@ def test_zscored_expectation_by_simulation(name):
 
 
 @pytest.mark.parametrize("n", [2, 3, 7, 16])
+@clause("ORACLE-23")
 def test_ratio_expectation_of_independent_values(n):
     # A = z-score of n independent N(0, 1): Σ A_e y_e = √(n − 1) · χ_{n−1}, whose mean is √2 Γ(n/2)/Γ((n − 1)/2).
     chi = np.sqrt(2) * np.exp(lgamma(n / 2) - lgamma((n - 1) / 2))
@@ -210,6 +239,7 @@ def test_ratio_expectation_of_independent_values(n):
     assert ratio_expectation(np.eye(n), np.eye(n)) == pytest.approx(np.sqrt(n - 1) * chi, rel=1e-12)
 
 
+@clause("ORACLE-23")
 def test_zscore_factor_of_a_group_without_spread_is_zero():
     plan = make_plan(2, ("sde", 0.5), (0,), 2, 0.0, "denoised")
     chain = affine_chain(plan, DATA)
@@ -222,6 +252,7 @@ def test_zscore_factor_of_a_group_without_spread_is_zero():
     "group",
     [SiblingGroup(2, 1 / 17, 3, 1.0, 0.7, 0.5), SiblingGroup(4, 0.3, 1, 0.8), SiblingGroup(3, 0.0, 5, 1.2, -1.0, 1.0)],
 )
+@clause("ORACLE-22")
 def test_estimator_variance_by_simulation(group, baseline):
     rng, n = np.random.default_rng(13), 200_000
     shared = rng.standard_normal((n, 1, group.elements))
@@ -237,6 +268,7 @@ def test_estimator_variance_by_simulation(group, baseline):
     assert z_of_mean(total / factor**2, rescaled_variance(group, baseline)) < Z_BOUND
 
 
+@clause("ORACLE-22")
 def test_a_group_baseline_is_no_free_variance_reduction():
     for k in (2, 3, 4, 12, 16):
         for rho in (0.0, 1 / 17, 0.2, 0.9):
@@ -256,6 +288,7 @@ def test_a_group_baseline_is_no_free_variance_reduction():
         assert (rescaled_variance(group, "group_mean") < rescaled_variance(group, "none")) is better
 
 
+@clause("ORACLE-14")
 def test_score_by_autograd_of_the_reference_log_probability():
     plan = SMALL_PLANS["mixed-kernels"]
     chain, rng = affine_chain(plan, DATA), np.random.default_rng(6)
@@ -278,15 +311,24 @@ def test_score_by_autograd_of_the_reference_log_probability():
 def test_wrong_options_are_refused_by_name():
     plan = make_plan(4, splits=(0,))
     chain = affine_chain(plan, DATA)
-    for field, wrong in (("baseline", "mean"), ("reduction", "sum")):
+    for field, wrong in (("baseline", "mean"), ("reduction", "sum"), ("edge_weights", "tempflow")):
         # The type checker of the test run refuses a wrong literal first; users have the check of __post_init__ alone.
         estimator = object.__new__(Estimator)
-        for name, value in {"baseline": "none", "reduction": "edge_mean", "grouped_roots": 1, field: wrong}.items():
+        for name, value in {
+            "baseline": "none",
+            "reduction": "edge_mean",
+            "edge_weights": "uniform",
+            field: wrong,
+        }.items():
             object.__setattr__(estimator, name, value)
         with pytest.raises(OptionError, match=rf"{field} = '{wrong}': must be one of"):
             estimator.__post_init__()
     with pytest.raises(OptionError, match=r"grouped_roots = 0"):
         Estimator(grouped_roots=0)
+    ode = make_plan(4, ("ode", 0.0), ())
+    still = affine_chain(ode, DATA)
+    with pytest.raises(OptionError, match=r"plan: trained steps = \(\): must be at least one stochastic step"):
+        step_weights(ode, still, "edge_mean")
     with pytest.raises(OptionError, match=r"start.depth = 1"):
         expected_estimate(plan, chain, LINEAR, given_node(np.zeros(2), 1), Estimator())
     with pytest.raises(OptionError, match=r"reward.quadratic"):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers_oracle import DATA, DENSE, SMALL_PLANS, Z_BOUND, make_plan, simulate, z_of_mean, z_of_variance
 
+from branchgrpo.conformance.clauses import clause
 from branchgrpo.models.gaussian import ExactGaussian
 from branchgrpo.oracle.chain import affine_chain, step_coefficients, trained_steps
 from branchgrpo.oracle.gaussian import GaussianData, noised_variance, velocity_intercept, velocity_slope
@@ -31,6 +32,7 @@ from branchgrpo.reference.types import Kernel, KernelKind, LeafOutput
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.3, 0.75, 1.0])
+@clause("ORACLE-1", "ORACLE-2")
 def test_velocity_is_the_regression_of_noise_minus_data(sigma):
     rng = np.random.default_rng(1)
     data, noise = DATA.mean + DATA.tau * rng.standard_normal(400_000), rng.standard_normal(400_000)
@@ -42,6 +44,7 @@ def test_velocity_is_the_regression_of_noise_minus_data(sigma):
     assert z_of_variance(x, noised_variance(DATA, sigma)) < Z_BOUND
 
 
+@clause("ORACLE-2")
 def test_velocity_at_both_ends():
     assert velocity_slope(DATA, 1.0) == pytest.approx(1.0, abs=1e-15)
     assert velocity_intercept(DATA, 1.0) == pytest.approx(-DATA.mean, abs=1e-15)
@@ -53,6 +56,7 @@ def test_velocity_at_both_ends():
 @pytest.mark.parametrize(
     "kernel", [("ode", 0.0), ("sde", 0.3), ("flow_sde", 0.7), ("cps", 0.7), ("cps", 1.0), ("sde", 0.0)]
 )
+@clause("ORACLE-3")
 def test_chain_is_the_reference_kernel_on_the_exact_velocity(kernel, output):
     plan = make_plan(7, kernel, (), output=output)
     chain = affine_chain(plan, DATA)
@@ -77,6 +81,7 @@ def test_chain_is_the_reference_kernel_on_the_exact_velocity(kernel, output):
         (("flow_sde", 0.7), "denoised", 0.21014),
     ],
 )
+@clause("ORACLE-4")
 def test_check_values(kernel, output, variance):
     chain = affine_chain(make_plan(20, kernel, () if kernel[0] == "ode" else DENSE, output=output), DATA)
     mean, found = leaf_law(chain, random_root())
@@ -93,6 +98,7 @@ def leaf_variance_of_many_steps(steps, kind, eta):
     return variance
 
 
+@clause("ORACLE-5")
 def test_the_sde_keeps_the_data_law_in_small_steps_and_cps_does_not():
     for kind, eta in (("ode", 0.0), ("sde", 0.3)):
         gaps = [DATA.tau**2 - leaf_variance_of_many_steps(t, kind, eta) for t in (125, 250)]
@@ -112,6 +118,7 @@ def test_the_sde_keeps_the_data_law_in_small_steps_and_cps_does_not():
 
 
 @pytest.mark.parametrize("name", SMALL_PLANS)
+@clause("ORACLE-4")
 def test_node_laws_by_simulation(name):
     plan = SMALL_PLANS[name]
     chain, theta = affine_chain(plan, DATA), np.random.default_rng(0).normal(size=(plan.steps, 2))
@@ -122,6 +129,7 @@ def test_node_laws_by_simulation(name):
         assert z_of_variance(state[:, -1], variances[d]) < Z_BOUND
 
 
+@clause("ORACLE-4")
 def test_law_given_a_node_by_simulation():
     plan, state = SMALL_PLANS["sde"], np.array([1.3, -0.4])
     chain = affine_chain(plan, DATA)
@@ -139,6 +147,7 @@ def test_law_given_a_node_by_simulation():
     ("kind", "eta", "output"),
     [("ode", 0.0, "sample"), ("sde", 0.3, "sample"), ("flow_sde", 0.7, "sample"), ("cps", 0.7, "denoised")],
 )
+@clause("ORACLE-4")
 def test_leaf_moments_of_a_reference_rollout(kind, eta, output):
     elements, steps = 60_000, 20
     plan = Plan(
@@ -158,6 +167,7 @@ def test_leaf_moments_of_a_reference_rollout(kind, eta, output):
     assert abs(leaf.var() - variance) < Z_BOUND * variance * np.sqrt(2.0 / elements)
 
 
+@clause("ORACLE-13")
 def test_trained_steps_follow_noise_output_and_plan():
     assert trained_steps(*_with_chain(make_plan(4, ("sde", 0.3), (0,)))) == (0, 1, 2, 3)
     assert trained_steps(*_with_chain(make_plan(4, ("sde", 0.3), (0,), output="denoised"))) == (0, 1, 2)

@@ -16,6 +16,7 @@ from helpers_oracle import (
     z_of_variance,
 )
 
+from branchgrpo.conformance.clauses import clause
 from branchgrpo.oracle.chain import affine_chain
 from branchgrpo.oracle.fusion import fusion_variance, fusion_variance_from_matrix, independent_leaves_variance
 from branchgrpo.oracle.gradient import angle_degrees, mean_sensitivity, reward_gradient
@@ -37,6 +38,7 @@ MIXED = QuadraticReward(np.array([0.7, -1.1]), np.array([0.4, 0.9]), -2.0)
 REWARDS = {"linear": LINEAR, "distance": DISTANCE, "mixed": MIXED}
 
 
+@clause("ORACLE-9")
 def test_reward_values():
     x = np.array([[1.0, 0.2], [0.0, 0.0], [2.0, -1.0]])
     np.testing.assert_allclose(DISTANCE(x), [0.0, -1.04, -2.44], rtol=1e-15)
@@ -44,6 +46,7 @@ def test_reward_values():
 
 
 @pytest.mark.parametrize("reward", REWARDS.values(), ids=REWARDS)
+@clause("ORACLE-9", "ORACLE-10")
 def test_moments_by_simulation(reward):
     rng = np.random.default_rng(2)
     mean, other, cov = np.array([0.4, -1.2]), np.array([-0.7, 0.5]), 0.35
@@ -57,6 +60,7 @@ def test_moments_by_simulation(reward):
 
 
 @pytest.mark.parametrize("name", SMALL_PLANS)
+@clause("ORACLE-9")
 def test_node_value_given_a_node_by_simulation(name):
     plan, state = SMALL_PLANS[name], np.array([0.9, -0.6])
     chain, theta = affine_chain(plan, DATA), np.random.default_rng(5).normal(size=(plan.steps, 2))
@@ -64,6 +68,7 @@ def test_node_value_given_a_node_by_simulation(name):
     assert z_of_mean(values.mean(axis=1), node_value(chain, MIXED, given_node(state, 1), theta)) < Z_BOUND
 
 
+@clause("ORACLE-9")
 def test_node_values_average_to_their_parents_value():
     plan = SMALL_PLANS["sde"]
     chain, state = affine_chain(plan, DATA), np.array([0.3, -0.2])
@@ -77,6 +82,7 @@ def test_node_values_average_to_their_parents_value():
 @pytest.mark.parametrize("reward", REWARDS.values(), ids=REWARDS)
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("name", SMALL_PLANS)
+@clause("ORACLE-11", "ORACLE-12")
 def test_fusion_variance_by_formula_equals_the_matrix(name, depth, reward):
     plan = SMALL_PLANS[name]
     chain, theta = affine_chain(plan, DATA), np.random.default_rng(depth).normal(size=(plan.steps, 2))
@@ -89,6 +95,7 @@ def test_fusion_variance_by_formula_equals_the_matrix(name, depth, reward):
 
 @pytest.mark.parametrize("reward", REWARDS.values(), ids=REWARDS)
 @pytest.mark.parametrize("name", SMALL_PLANS)
+@clause("ORACLE-11")
 def test_fusion_variance_by_simulation(name, reward):
     plan, state = SMALL_PLANS[name], np.array([0.9, -0.6])
     chain = affine_chain(plan, DATA)
@@ -109,6 +116,7 @@ def ratio_to_independent(reward, **options):
     return fusion_variance(plan, chain, reward, start) / independent_leaves_variance(plan, chain, reward, start)
 
 
+@clause("ORACLE-11")
 def test_fusion_variance_of_the_dense_preset_is_twice_the_independent_one_under_the_flow_kernel():
     ratios = [ratio_to_independent(LINEAR, kernel=("flow_sde", 0.7), spread=s) for s in (float("inf"), 4.0)]
     assert ratios == pytest.approx([2.0443, 2.0668], abs=5e-5)
@@ -125,6 +133,7 @@ def test_fusion_variance_does_not_depend_on_the_direction_of_a_linear_reward():
 
 @pytest.mark.parametrize("reward", REWARDS.values(), ids=REWARDS)
 @pytest.mark.parametrize("name", SMALL_PLANS)
+@clause("ORACLE-13")
 def test_gradient_by_central_differences(name, reward):
     plan = SMALL_PLANS[name]
     chain, rng = affine_chain(plan, DATA), np.random.default_rng(4)
@@ -140,6 +149,7 @@ def test_gradient_by_central_differences(name, reward):
     assert np.all(mean_sensitivity(chain, given_node(np.zeros(2), 2))[:2] == 0.0)
 
 
+@clause("ORACLE-13")
 def test_gradient_by_simulation_with_common_noise():
     plan = SMALL_PLANS["mixed-kernels"]
     chain, theta = affine_chain(plan, DATA), np.random.default_rng(1).normal(size=(plan.steps, 2))
@@ -153,6 +163,7 @@ def test_gradient_by_simulation_with_common_noise():
         assert z_of_mean((up - down).mean(axis=1), gradient[i, 1]) < Z_BOUND
 
 
+@clause("ORACLE-13")
 def test_a_theta_moves_the_leaf_mean_only():
     plan = SMALL_PLANS["sde"]
     chain = affine_chain(plan, DATA)
@@ -163,6 +174,7 @@ def test_a_theta_moves_the_leaf_mean_only():
     np.testing.assert_allclose(moved - still, mean_sensitivity(chain, random_root(2)).sum(), rtol=1e-14)
 
 
+@clause("ORACLE-17")
 def test_angles():
     assert angle_degrees(np.array([1.0, 0.0]), np.array([0.0, 2.0])) == pytest.approx(90.0, rel=1e-15)
     assert angle_degrees(np.array([1.0, 0.0]), np.array([-3.0, 0.0])) == pytest.approx(180.0, rel=1e-15)

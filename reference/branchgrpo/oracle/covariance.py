@@ -34,15 +34,14 @@ def below(plan: Plan, depth: int, stop: int) -> int:
 def check_address(plan: Plan, node: Address) -> None:
     """Refuse a node that the plan has not.
 
+    Clause: ORACLE-6.
+
     Raises:
         InputError: names the part out of range.
     """
     if not 0 <= node.depth <= plan.steps:
         raise InputError("node.depth", node.depth, f"in 0..{plan.steps}")
-    for name, value, size in (
-        ("index", node.index, below(plan, 0, node.depth)),
-        ("root", node.root, plan.roots),
-    ):
+    for name, value, size in (("index", node.index, below(plan, 0, node.depth)), ("root", node.root, plan.roots)):
         if not 0 <= value < size:
             raise InputError(f"node.{name}", value, f"in 0..{size - 1} at depth {node.depth}")
 

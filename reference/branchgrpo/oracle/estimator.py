@@ -16,11 +16,12 @@ from branchgrpo.reference.plan import Plan
 
 Baseline = Literal["none", "group_mean", "leave_one_out", "sibling_mean"]
 EdgeReduction = Literal["edge_mean", "depth_mean"]
+EdgeWeights = Literal["uniform", "std"]
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """Which estimator: baseline, reduction over edges, number of trees whose nodes share one group.
+    """Which estimator: baseline, reduction over edges, edge weights, number of trees whose nodes share one group.
 
     Clause: ORACLE-14 … ORACLE-16.
 
@@ -28,15 +29,17 @@ class Estimator:
         baseline: what is subtracted from r̄(child): nothing, the mean of its depth, the mean of the *others* of its
             depth, the mean of its sibling group.
         reduction: ``edge_mean`` over all trained edges, or ``depth_mean`` within a depth and then over trained depths.
+        edge_weights: ``uniform``, or ``std``: proportional to the step's std, with mean 1 over the trained steps.
         grouped_roots: trees in a depth's group, ≥ 1; trees from independent roots.
     """
 
     baseline: Baseline = "none"
     reduction: EdgeReduction = "edge_mean"
+    edge_weights: EdgeWeights = "uniform"
     grouped_roots: int = 1
 
     def __post_init__(self) -> None:
-        for name, kinds in (("baseline", Baseline), ("reduction", EdgeReduction)):
+        for name, kinds in (("baseline", Baseline), ("reduction", EdgeReduction), ("edge_weights", EdgeWeights)):
             if getattr(self, name) not in get_args(kinds):
                 raise OptionError(name, getattr(self, name), f"one of {list(get_args(kinds))}")
         if self.grouped_roots < 1:
@@ -66,15 +69,25 @@ def baseline_factor(baseline: Baseline, group: int, factor: int, rho: float) -> 
     return 1.0 - siblings / (group - 1) if baseline == "leave_one_out" else 1.0 - (1.0 + siblings) / group
 
 
-def step_weights(plan: Plan, chain: Chain, reduction: EdgeReduction) -> Float64[np.ndarray, "steps"]:
+def step_weights(
+    plan: Plan, chain: Chain, reduction: EdgeReduction, edge_weights: EdgeWeights = "uniform"
+) -> Float64[np.ndarray, "steps"]:
     """Total weight of a step's edges: n_{i+1}/Σ_trained n under ``edge_mean``, 1/|trained| under ``depth_mean``.
 
-    Clause: ORACLE-16.  0 for a step that is deterministic or not trained.
+    Clause: ORACLE-16.  Times std_i over the trained steps' mean std under ``std`` edge weights (TempFlow-GRPO); 0 for
+    a step that is deterministic or not trained.
+
+    Raises:
+        OptionError: a plan without a trained step.
     """
+    trained = list(trained_steps(plan, chain))
+    if not trained:
+        raise OptionError("plan: trained steps", tuple(trained), "at least one stochastic step")
     weights = np.zeros(plan.steps)
-    for i in trained_steps(plan, chain):
+    for i in trained:
         weights[i] = below(plan, 0, i + 1) if reduction == "edge_mean" else 1.0
-    return weights / np.sum(weights)
+    weights /= np.sum(weights)
+    return np.asarray(weights * chain.std / np.mean(chain.std[trained])) if edge_weights == "std" else weights
 
 
 def step_factors(plan: Plan, estimator: Estimator) -> Float64[np.ndarray, "steps"]:
@@ -114,5 +127,6 @@ def expected_estimate(
     """
     if start.depth != 0:
         raise OptionError("start.depth", start.depth, "0: an estimator uses the edges of the whole tree")
-    scale = step_weights(plan, chain, estimator.reduction) * step_factors(plan, estimator)
+    weights = step_weights(plan, chain, estimator.reduction, estimator.edge_weights)
+    scale = weights * step_factors(plan, estimator)
     return np.asarray(scale[:, None] * reward_gradient(chain, reward, start, theta))

@@ -50,6 +50,8 @@ def check_theta(
 ) -> Float64[np.ndarray, "steps D"]:
     """θ, with None for zero, checked against T and D.
 
+    Clause: ORACLE-4.
+
     Raises:
         InputError: a start below the leaves, or a θ of another shape.
     """

@@ -66,13 +66,13 @@ def quadrature(scale: float) -> tuple[Float64[np.ndarray, "nodes"], Float64[np.n
 
 
 def hyperbolic_secant(x: Float64[np.ndarray, "nodes"]) -> Float64[np.ndarray, "nodes"]:
-    """1/cosh x without overflow."""
+    """1/cosh x without overflow.  Clause: ORACLE-19."""
     decay = np.exp(-np.abs(x))
     return np.asarray(2.0 * decay / (1.0 + decay**2))
 
 
 def x_over_sinh(x: Float64[np.ndarray, "nodes"]) -> Float64[np.ndarray, "nodes"]:
-    """x/sinh x without overflow, 1 at 0."""
+    """x/sinh x without overflow, 1 at 0.  Clause: ORACLE-20."""
     size = np.maximum(np.abs(x), 1e-300)
     return np.asarray(2.0 * size * np.exp(-size) / -np.expm1(-2.0 * size))
 
