@@ -1,0 +1,110 @@
+"""``branchgrpo conformance``: judge an implementation, or the trace of one, clause by clause."""
+
+import argparse
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from branchgrpo.cli.errors import UsageError
+from branchgrpo.cli.output import deliver, write_file
+from branchgrpo.cli.parser import Parser
+
+if TYPE_CHECKING:
+    from branchgrpo.conformance.report import Report
+
+DESCRIPTION = """\
+Judge an implementation of tree-structured GRPO clause by clause of the specification.
+
+The implementation is driven through the operations of the Implementation protocol on small cases, and everything it
+answers is checked: against closed forms, against exact laws, and against what its own arrays imply. A trace file
+(spec/trace.md) of any program, in any language, can be judged in its place. An operation that is missing, or an array
+that was not dumped, makes a clause unsupported, never passed. Exit code 1: a MUST clause failed.
+"""
+EXAMPLES = """\
+  branchgrpo conformance                                  the project's own batched implementation
+  branchgrpo conformance --impl mylab.grpo:Adapter        an implementation of yours
+  branchgrpo conformance --trace run.safetensors          what a run has dumped
+  branchgrpo conformance --xfails known.txt --junit r.xml expected failures, and a report for a build server
+"""
+COLOURS = {"passed": "green", "failed": "bold red", "unsupported": "yellow", "xfailed": "magenta"}
+
+
+def parser() -> Parser:
+    """The arguments of ``branchgrpo conformance``."""
+    made = Parser("branchgrpo conformance", DESCRIPTION, EXAMPLES)
+    subject = made.add_mutually_exclusive_group()
+    subject.add_argument(
+        "--impl",
+        metavar="MODULE:OBJECT",
+        default="optimized",
+        help="implementation to judge; short names: optimized (default), reference, plain",
+    )
+    subject.add_argument(
+        "--trace", metavar="FILE", type=Path, help="judge a trace, FILE.safetensors with its JSON beside it"
+    )
+    made.add_argument("--device", default="cpu", help="torch device of the arrays (default: cpu)")
+    made.add_argument("--xfails", metavar="FILE", type=Path, help="expected failures, lines CLAUSE  # reason")
+    made.add_argument("--junit", metavar="FILE", type=Path, help="also write JUnit XML")
+    made.add_json()
+    return made
+
+
+def require_extra() -> None:
+    """Raise ``UsageError`` unless the packages of the ``audit`` extra are there."""
+    if importlib.util.find_spec("scipy") is None:
+        raise UsageError("conformance needs scipy: install branchgrpo with its extra [audit]")
+
+
+def make(args: argparse.Namespace) -> "Report":
+    """Judge what the arguments name, with progress on standard error."""
+    from rich.console import Console
+
+    from branchgrpo.conformance.judge import judge
+    from branchgrpo.conformance.report import make_report, read_xfails
+    from branchgrpo.conformance.runner import run_trace_file
+    from branchgrpo.conformance.subject_loading import load_subject
+
+    expected = read_xfails(args.xfails)
+    if args.trace is not None:
+        return make_report(str(args.trace), run_trace_file(args.trace), expected)
+    subject = load_subject(args.impl, args.device)
+    with Console(stderr=True).status("conformance") as status:
+        return judge(subject, expected, lambda name: status.update(f"conformance: {name}"))
+
+
+def print_table(report: "Report") -> None:
+    """Print one row a clause, and a line for every check that failed."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console, summaries = Console(), {clause.id: clause.summary for clause in report.clauses}
+    table = Table(title=f"conformance of {report.implementation}", box=SIMPLE_HEAD)
+    for column in ("clause", "level", "status", "checks"):
+        table.add_column(column, no_wrap=column != "checks")
+    for clause, row in report.data()["clauses"].items():
+        names = ", ".join(check["check"].replace("_", " ") for check in row["checks"])
+        table.add_row(clause, row["level"], f"[{COLOURS[row['status']]}]{row['status']}[/]", names)
+    console.print(table)
+    for result in report.results:
+        if result.status in ("failed", "xfailed"):
+            console.print(f"[{COLOURS[result.status]}]{result.status}[/] {result.clause} {result.check}: ", end="")
+            console.print(result.detail, markup=False, highlight=False)
+            console.print(f"  {summaries.get(result.clause, '')}", markup=False, highlight=False, style="dim")
+    found = [str(status) for status in report.statuses().values()]
+    counts = {status: found.count(status) for status in COLOURS}
+    console.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``branchgrpo conformance``; exit code 1 if a MUST clause failed."""
+    args = parser().parse(argv)
+    require_extra()
+    report = make(args)
+    if args.junit is not None:
+        from branchgrpo.conformance.junit import junit
+
+        write_file(args.junit, junit(report))
+    deliver(report.data(), args.json, lambda: print_table(report))
+    return 1 if report.failed_musts() else 0
