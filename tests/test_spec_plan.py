@@ -146,6 +146,14 @@ def test_pruned_counts_are_those_of_pruned_trees(output, rules):
         assert counts.trained_parents == len({edge.parent for edge in trained})
 
 
+@clause("PLAN-5")
+@pytest.mark.parametrize("rules", [(ParentTop1(), ExtremeB(1)), (ExtremeB(1, drop_split_edges=True),)])
+def test_counts_that_a_reward_could_change_are_refused(rules):
+    with pytest.raises(PlanError, match="pruning"):
+        count_plan(small_plan((0, 1)), rules)
+    assert count_plan(small_plan((0, 1)), (ExtremeB(2, drop_split_edges=True),)).kept_edges == 2 + 4 + 4 + 4
+
+
 @clause("PLAN-6")
 def test_under_denoised_the_last_step_is_an_ode_step_without_a_log_probability():
     plan = small_plan((0,), output=LeafOutput.DENOISED)

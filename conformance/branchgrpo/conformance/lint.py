@@ -75,10 +75,22 @@ def page_faults(root: Path, known: set[str]) -> Iterator[str]:
         for target in LINK.findall(text):
             if not (page.parent / target).exists():
                 yield f"{name}: link to {target}, which does not exist"
-        prose = FENCE.sub("", text)
-        for math in MATH.findall(re.sub(r"`[^`\n]*`", "", prose)):
-            if EATEN.search(math):
-                yield f"{name}: an escape that Markdown eats inside math: {math[:60]!r}"
+        yield from (f"{name}: {fault}" for fault in math_faults(text))
+
+
+def math_faults(text: str) -> Iterator[str]:
+    """Math of a page that a repository page would not render: eaten escapes, a dollar that touches a word."""
+    prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
+    for math in MATH.findall(prose):
+        if EATEN.search(math):
+            yield f"an escape that Markdown eats inside math: {math[:60]!r}"
+    for line in re.sub(r"\$\$.+?\$\$", "", prose, flags=re.DOTALL).splitlines():
+        dollars = [m.start() for m in re.finditer(r"\$", line)]
+        if len(dollars) % 2:
+            yield f"an odd number of dollars: {line[:60]!r}"
+        for a, b in zip(dollars[::2], dollars[1::2], strict=False):
+            if re.match(r"\w\$|.\$ ", line[max(a - 1, 0) : a + 2]) or re.match(r" \$|.\$\w", line[b - 1 : b + 2]):
+                yield f"a dollar that touches a word or a blank: {line[max(a - 8, 0) : b + 8]!r}"
 
 
 def lint(root: Path = ROOT) -> list[str]:
