@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from branchgrpo.optimized.ranks import Ranks
 from branchgrpo.reference.errors import ModelError
 from branchgrpo.reference.protocols import Condition, Prompt, VelocityModel
 
@@ -32,14 +33,10 @@ class FiniteLog:
         sizes = [len(place.items) for place in places]
         self.entries.extend(zip(places, torch.split(finite, sizes), strict=True))
 
-    def verify(self, prompts: tuple[Prompt, ...]) -> None:
-        """Raise for the first item, by step and then by place, whose velocity was not finite.
-
-        Raises:
-            ModelError: names step, node and prompt.
-        """
+    def fault(self, prompts: tuple[Prompt, ...]) -> ModelError | None:
+        """The error of the first item, by step and then by place, whose velocity was not finite; None if all were."""
         if not self.entries or bool(torch.stack([finite.all() for _, finite in self.entries]).all()):
-            return
+            return None
         bad = [
             (place.step, int(place.items[item]), place)
             for place, finite in self.entries
@@ -48,7 +45,19 @@ class FiniteLog:
         step, flat, place = min(bad, key=lambda entry: entry[:2])
         prompt = prompts[flat // (place.roots * place.width)].id
         where = f"step {step}, node {flat % place.width} of prompt {prompt}"
-        raise ModelError(f"velocity at {where}", "NaN or ±inf", "finite")
+        return ModelError(f"velocity at {where}", "NaN or ±inf", "finite")
+
+    def verify(self, prompts: tuple[Prompt, ...], ranks: Ranks | None = None) -> None:
+        """Raise the ``fault``; with ranks, the lowest rank's on every rank.
+
+        Raises:
+            ModelError: names step, node and prompt.
+        """
+        error = self.fault(prompts)
+        if ranks is not None:
+            ranks.agree(error)
+        elif error is not None:
+            raise error
 
 
 def velocity(

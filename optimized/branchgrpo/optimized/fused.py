@@ -1,12 +1,36 @@
-"""One step for many parents in one pass (spec: kernels, rollout, log_probability)."""
+"""One step for many parents in one pass, compiled on request (spec: kernels, rollout, log_probability)."""
+
+import math
+from functools import cache
+from typing import no_type_check
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from branchgrpo.optimized.kernels import Coefficients, transition_mean
-from branchgrpo.optimized.log_probability import log_probability
+from branchgrpo.optimized.compiling import compiled
+from branchgrpo.optimized.kernels import Coefficients
 from branchgrpo.reference.types import Reduction
+
+
+@no_type_check
+def stochastic_step(x, v, noise, alpha, gamma, std, storage_dtype, is_sum):  # noqa: ANN001, ANN201
+    """Mean, stored children and Σ or mean of ((child − mean)/std)², untyped and plain, as a compiler wants it.
+
+    x, v ``[parents, *latent]``; noise ``[parents, K, *latent]``; α, γ, std floats or 0-dimensional float64 tensors.
+    """
+    mean = alpha * x + gamma * v
+    children = (mean.unsqueeze(1) + std * noise).to(storage_dtype)
+    z = (children.double() - mean.unsqueeze(1).double()) / std
+    squares = (z * z).flatten(2)
+    return mean, children.flatten(0, 1), (squares.sum(dim=2) if is_sum else squares.mean(dim=2)).flatten()
+
+
+@cache
+def scalars(step: Coefficients) -> tuple[Float64[Tensor, ""], Float64[Tensor, ""], Float64[Tensor, ""]]:
+    """A step's numbers as 0-dimensional tensors: a compiled step must not be specialised to their values."""
+    alpha, gamma, std = (torch.tensor(number, dtype=torch.float64) for number in (step.alpha, step.gamma, step.std))
+    return alpha, gamma, std
 
 
 def advance(
@@ -16,10 +40,12 @@ def advance(
     step: Coefficients,
     storage_dtype: torch.dtype,
     reduction: Reduction,
+    *,
+    compile: bool = False,
 ) -> tuple[Float[Tensor, "parents *latent"], Float[Tensor, "children *latent"], Float64[Tensor, "children"] | None]:
     """Mean, children mean + std·ξ as stored, and their log-probabilities at the stored values.
 
-    Clause: KERN-2 … KERN-5, ROLL-5, LOGP-1, LOGP-3, LOGP-4.
+    Clause: KERN-2 … KERN-5, ROLL-5, LOGP-1, LOGP-3, LOGP-4, LOGP-5.
 
     Args:
         x, v: parents and their velocities.
@@ -27,10 +53,18 @@ def advance(
         step: the step's scalars.
         storage_dtype: dtype in which the children are kept.
         reduction: of the log-probabilities.
+        compile: one compiled pass over memory instead of one a line.
     """
-    mean = transition_mean(x, v, step)
     if noise is None:
+        mean = step.alpha * x + step.gamma * v
         return mean, mean.to(storage_dtype), None
-    children = (mean.unsqueeze(1) + step.std * noise).to(storage_dtype).flatten(0, 1)
-    means = mean.repeat_interleave(noise.shape[1], dim=0) if noise.shape[1] > 1 else mean
-    return mean, children, log_probability(children, means, step.std, reduction)
+    is_sum = reduction is Reduction.SUM
+    if compile:
+        fast = compiled(stochastic_step)
+        mean, children, squares = fast(x, v, noise, *scalars(step), storage_dtype, is_sum)
+    else:
+        numbers = (step.alpha, step.gamma, step.std)
+        mean, children, squares = stochastic_step(x, v, noise, *numbers, storage_dtype, is_sum)
+    elements = math.prod(x.shape[1:]) if is_sum else 1
+    constant = elements * (math.log(step.std) + 0.5 * math.log(2.0 * math.pi))
+    return mean, children, -0.5 * squares - constant

@@ -1,9 +1,10 @@
-"""What a plan, or a plan family, grows: levels of states and the steps between them (spec: rollout, singular)."""
+"""What one or several plans grow: levels of states and the steps between them (spec: rollout, singular)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from branchgrpo.reference.family import PlanFamily
+from branchgrpo.reference.errors import PlanError
 from branchgrpo.reference.plan import Plan
 
 
@@ -59,34 +60,38 @@ class Growth:
         return self.roots * sum(level.width for level, out in zip(self.levels, self.outgoing, strict=True) if out)
 
 
-def plan_growth(plan: Plan) -> Growth:
-    """A chain of levels, depth 0 … T.  Clause: ROLL-1."""
-    sizes = zip(plan.sigmas, plan.level_sizes, strict=True)
-    levels = tuple(Level(depth, sigma, width) for depth, (sigma, width) in enumerate(sizes))
-    return Growth(plan.roots, levels, tuple(Step(i, i + 1, plan, i) for i in range(plan.steps)))
+def level_names(plan: Plan) -> list[tuple[tuple[object, ...], ...]]:
+    """For every depth what its states are a function of, beside model, prompt and noise: all steps up to it.
 
-
-def member_path(family: PlanFamily, k: int, granularity: int) -> list[tuple[int, ...]]:
-    """Names of a member's levels: (i,) on the anchor, (k, −1, indices visited so far …) from its children on.
-
-    Two levels have one name exactly if their states are the same function of the same noise.  Clause: SING-4, GRAN-3.
+    Two levels, of one plan or of two, have one name exactly if their states are equal; a spread counts where siblings
+    part, and noise is keyed by depth and node, not by plan.  Clause: NOISE-4, SING-4, GRAN-3.
     """
-    visited = family.continuation(k, granularity)
-    return [(i,) for i in range(k + 1)] + [(k, -1, *visited[: i + 1]) for i in range(len(visited))]
+    steps = [
+        (after, kernel, factor, spread if factor > 1 else 0.0)
+        for after, kernel, factor, spread in zip(
+            plan.sigmas[1:], plan.effective_kernels, plan.branching, plan.spreads, strict=True
+        )
+    ]
+    return [tuple(steps[:depth]) for depth in range(plan.steps + 1)]
 
 
-def family_growth(family: PlanFamily) -> tuple[Growth, dict[tuple[int, int], tuple[int, ...]]]:
-    """The anchor (stopped at max M), the children of every k and a trie of continuations; with each member's levels.
+def shared_growth(plans: Sequence[Plan]) -> tuple[Growth, list[tuple[int, ...]]]:
+    """All levels of several plans, equal ones once; and for each plan the numbers of its levels by depth.
 
-    Clause: SING-1, SING-4, GRAN-1, GRAN-3.
+    Clause: ROLL-1, SING-1, SING-4, GRAN-3.  A single plan is a chain. The members of a plan family form a trie: one
+    anchor, stopped at max M, the children of every k, and continuations that agree as far as their schedules do.
+
+    Raises:
+        PlanError: plans with different numbers of roots.
     """
-    numbers: dict[tuple[int, ...], int] = {}
+    numbers: dict[tuple[tuple[object, ...], ...], int] = {}
     levels: list[Level] = []
     steps: list[Step] = []
-    paths: dict[tuple[int, int], tuple[int, ...]] = {}
-    for k, granularity in family.members():
-        plan = family.member(k, granularity)
-        names = member_path(family, k, granularity)
+    paths: list[tuple[int, ...]] = []
+    for plan in plans:
+        if plan.roots != plans[0].roots:
+            raise PlanError("roots", plan.roots, f"{plans[0].roots} for all plans of one rollout")
+        names = level_names(plan)
         for depth, name in enumerate(names):
             if name in numbers:
                 continue
@@ -94,5 +99,5 @@ def family_growth(family: PlanFamily) -> tuple[Growth, dict[tuple[int, int], tup
             levels.append(Level(depth, plan.sigmas[depth], plan.level_sizes[depth]))
             if depth > 0:
                 steps.append(Step(numbers[names[depth - 1]], numbers[name], plan, depth - 1))
-        paths[k, granularity] = tuple(numbers[name] for name in names)
-    return Growth(family.roots, tuple(levels), tuple(steps)), paths
+        paths.append(tuple(numbers[name] for name in names))
+    return Growth(plans[0].roots, tuple(levels), tuple(steps)), paths

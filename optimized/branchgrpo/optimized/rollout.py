@@ -9,13 +9,14 @@ from torch import Tensor
 from branchgrpo.optimized.denoiser import FiniteLog, Place, velocity
 from branchgrpo.optimized.frontier import Frontier, Ready
 from branchgrpo.optimized.fused import advance
-from branchgrpo.optimized.growth import Growth, Step, plan_growth
+from branchgrpo.optimized.growth import Growth, Step, shared_growth
 from branchgrpo.optimized.kernels import step_coefficients
 from branchgrpo.optimized.noise import branch_coefficients, branch_noise, level_keys
+from branchgrpo.optimized.ranks import Ranks, Share
 from branchgrpo.optimized.sampling import Sampling
 from branchgrpo.optimized.store import Store
 from branchgrpo.optimized.tree import Tree
-from branchgrpo.reference.errors import InputError
+from branchgrpo.reference.errors import InputError, PlanError
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.protocols import Condition, NoiseRole, Prompt, VelocityModel
 
@@ -23,9 +24,17 @@ from branchgrpo.reference.protocols import Condition, NoiseRole, Prompt, Velocit
 class Grower:
     """One rollout in progress: a growth, its storage and its frontier."""
 
-    def __init__(self, growth: Growth, prompts: Sequence[Prompt], condition: Condition, sampling: Sampling) -> None:
+    def __init__(
+        self,
+        growth: Growth,
+        prompts: Sequence[Prompt],
+        condition: Condition,
+        sampling: Sampling,
+        share: Share | None = None,
+    ) -> None:
         check_prompts(prompts, condition)
-        self.growth, self.condition, self.sampling = growth, condition, sampling
+        self.growth, self.condition, self.sampling, self.share = growth, condition, sampling, share
+        self.calls = 0
         self.prompts = tuple(prompts)
         self.ids = torch.tensor([prompt.id for prompt in prompts], dtype=torch.int64)
         self.store = Store(growth, prompts, sampling)
@@ -51,7 +60,17 @@ class Grower:
         """Draw and store the roots' initial noise.  Clause: ROLL-1."""
         count = len(self.prompts) * self.growth.roots
         self.store.states[0].copy_(self.draw(NoiseRole.ROOT, 0, 0, count))
-        self.frontier.push(0, 0, count)
+        self.push(0, 0, count)
+
+    def push(self, level: int, first: int, last: int) -> None:
+        """Make a range wait for its velocity, if a step leaves its level; of a shared level, this rank's part of it."""
+        if not self.growth.outgoing[level]:
+            return
+        if self.share is not None and self.growth.levels[level].depth == self.share.depth:
+            owned = self.share.owned(len(self.store.states[level]))
+            first, last = max(first, owned.start), min(last, owned.stop)
+        if first < last:
+            self.frontier.push(level, first, last)
 
     def take_step(
         self, step: Step, ready: Ready, x: Float[Tensor, "items *latent"], v: Float[Tensor, "items *latent"]
@@ -60,25 +79,33 @@ class Grower:
         coefficients = step_coefficients(step.plan, step.index)
         noise = self.child_noise(step, ready.first, ready.last) if coefficients.std > 0 else None
         s, factor = self.sampling, step.branching
-        mean, children, log_prob = advance(x, v, noise, coefficients, s.storage_dtype, s.reduction)
+        mean, children, log_prob = advance(x, v, noise, coefficients, s.storage_dtype, s.reduction, compile=s.compile)
         first, last = ready.first * factor, ready.last * factor
         self.store.write(step.target, first, last, children, log_prob, mean)
-        if self.growth.outgoing[step.target]:
-            self.frontier.push(step.target, first, last)
+        self.push(step.target, first, last)
+
+    def velocities(self, model: VelocityModel, ranges: Sequence[Ready]) -> tuple[Tensor, Tensor]:
+        """States and velocities of some ready ranges, one call; padded to the capacity if asked.  Clause: ROLL-3."""
+        s, roots = self.sampling, self.growth.roots
+        pairs = [(r, self.growth.levels[r.level]) for r in ranges]
+        x = torch.cat([self.store.states[r.level][r.first : r.last] for r in ranges])
+        x = x.to(s.device, s.dtype, non_blocking=True)
+        sigma = [torch.full((r.last - r.first,), level.sigma, dtype=s.dtype, device=s.device) for r, level in pairs]
+        rows = [torch.arange(r.first, r.last, device=s.device) // (roots * level.width) for r, level in pairs]
+        items = [x, torch.cat(sigma), torch.cat(rows)]
+        if s.pad and s.chunk is not None and len(x) < s.chunk:
+            items = [torch.cat([t, t[-1:].expand(s.chunk - len(x), *t.shape[1:])]) for t in items]
+        v = velocity(model, items[0], items[1], self.condition, items[2], pairs[0][1].depth)
+        self.calls += 1
+        return x, v[: len(x)]
 
     def call(self, model: VelocityModel) -> None:
         """One denoiser call for the next ready items, and all steps that leave them."""
-        ranges, s = self.frontier.take(), self.sampling
+        ranges = self.frontier.take()
+        x, v = self.velocities(model, ranges)
+        sizes = [r.last - r.first for r in ranges]
         levels = [self.growth.levels[r.level] for r in ranges]
-        roots, sizes = self.growth.roots, [r.last - r.first for r in ranges]
-        pieces = zip(ranges, levels, sizes, strict=True)
-        x = torch.cat([self.store.states[r.level][r.first : r.last] for r in ranges]).to(s.device, s.dtype)
-        sigma = torch.cat([torch.full((n,), lv.sigma, dtype=s.dtype, device=s.device) for _, lv, n in pieces])
-        rows = [
-            torch.arange(r.first, r.last, device=s.device) // (roots * lv.width)
-            for r, lv in zip(ranges, levels, strict=True)
-        ]
-        v = velocity(model, x, sigma, self.condition, torch.cat(rows), levels[0].depth)
+        roots = self.growth.roots
         places = [
             Place(lv.depth, lv.width, roots, range(r.first, r.last)) for r, lv in zip(ranges, levels, strict=True)
         ]
@@ -88,12 +115,23 @@ class Grower:
                 self.take_step(step, ready, x_part, v_part)
 
     @torch.no_grad()
-    def run(self, model: VelocityModel) -> Store:
-        """Grow everything; then judge, once, whether all velocities were finite.  Clause: ROLL-1, ERR-3."""
+    def grow(self, model: VelocityModel) -> None:
+        """Grow everything; nothing here waits for the device."""
         self.plant()
         while self.frontier.queue:
             self.call(model)
-        self.finite.verify(self.prompts)
+
+    @torch.no_grad()
+    def run(self, model: VelocityModel, ranks: Ranks | None = None) -> Store:
+        """Grow everything; then judge, once, whether all velocities were finite.  Clause: ROLL-1, ERR-3.
+
+        With ranks, those with fewer calls make idle ones, for a sharded model's calls are collectives.
+        """
+        self.grow(model)
+        if ranks is not None:
+            for _ in range(ranks.largest(self.calls) - self.calls):
+                self.velocities(model, [Ready(0, 0, 1)])
+        self.finite.verify(self.prompts, ranks)
         return self.store
 
 
@@ -108,23 +146,60 @@ def check_prompts(prompts: Sequence[Prompt], condition: Condition) -> None:
         raise InputError("len(condition)", len(condition), f"{len(prompts)}, one item a prompt")
 
 
-def rollout(
-    plan: Plan, model: VelocityModel, prompts: Sequence[Prompt], condition: Condition, sampling: Sampling
-) -> Tree:
-    """All trees of all prompts under one plan.
+def rollouts(
+    plans: Sequence[Plan],
+    model: VelocityModel,
+    prompts: Sequence[Prompt],
+    condition: Condition,
+    sampling: Sampling,
+    *,
+    ranks: Ranks | None = None,
+    share: Share | None = None,
+) -> list[Tree]:
+    """The trees of all prompts under each of several plans, in shared calls; equal states are made once.
 
-    Clause: ROLL-1 … ROLL-5, NOISE-3, NOISE-4.  Source: BranchGRPO §3.1, Algorithm 1.
+    Clause: ROLL-1 … ROLL-5, NOISE-3, NOISE-4, SING-4, GRAN-3.  Work items of different σ, plan and prompt fill calls
+    of at most ``sampling.chunk`` items.
 
     Args:
-        plan: what to grow.
-        model: called for every parent once, at most ``sampling.chunk`` items a call.
+        plans: at least one; of equal numbers of roots.
+        model: called for every parent once.
         prompts: distinct ids; they key the noise.
         condition: one item a prompt.
         sampling: noise, shapes, dtypes, device, capacity.
+        ranks: if several processes roll out, each its own prompts or its own share: they fail together.
+        share: grow only this rank's sub-trees of every tree; log-probabilities and states of the others' are 0 and
+            undefined, see ``sharing``.
 
     Raises:
         InputError: prompts or conditions that do not match.
         ModelError: another shape or dtype family, or a non-finite velocity, with step, node and prompt.
+        PlanError: no plan, or plans that cannot be rolled out together.
     """
-    store = Grower(plan_growth(plan), prompts, condition, sampling).run(model)
-    return store.tree(plan, range(plan.steps + 1))
+    if not plans:
+        raise PlanError("plans", [], "at least one plan")
+    steps = min(plan.steps for plan in plans)
+    if share is not None and share.depth >= steps:
+        raise InputError("share.depth", share.depth, f"an integer in 0..{steps - 1}")
+    growth, paths = shared_growth(plans)
+    store = Grower(growth, prompts, condition, sampling, share).run(model, ranks)
+    return [store.tree(plan, path) for plan, path in zip(plans, paths, strict=True)]
+
+
+def rollout(
+    plan: Plan,
+    model: VelocityModel,
+    prompts: Sequence[Prompt],
+    condition: Condition,
+    sampling: Sampling,
+    *,
+    ranks: Ranks | None = None,
+    share: Share | None = None,
+) -> Tree:
+    """The trees of all prompts under one plan.
+
+    Clause: ROLL-1 … ROLL-5, NOISE-3, NOISE-4.  Source: BranchGRPO §3.1, Algorithm 1.
+
+    Args, raises: as ``rollouts``.
+    """
+    return rollouts([plan], model, prompts, condition, sampling, ranks=ranks, share=share)[0]

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from branchgrpo.optimized.growth import family_growth
 from branchgrpo.optimized.normalization import reward_weights, unclipped_level
-from branchgrpo.optimized.rollout import Grower
+from branchgrpo.optimized.ranks import Ranks
+from branchgrpo.optimized.rollout import rollouts
 from branchgrpo.optimized.sampling import Sampling
 from branchgrpo.optimized.tree import Levels, Tree
 from branchgrpo.reference.family import PlanFamily
@@ -20,18 +20,25 @@ FamilyTrees = dict[tuple[int, int], Tree]
 
 
 def singular_rollout(
-    family: PlanFamily, model: VelocityModel, prompts: Sequence[Prompt], condition: Condition, sampling: Sampling
+    family: PlanFamily,
+    model: VelocityModel,
+    prompts: Sequence[Prompt],
+    condition: Condition,
+    sampling: Sampling,
+    *,
+    ranks: Ranks | None = None,
 ) -> FamilyTrees:
     """Roll out every member of the family for all prompts, equal inputs called once.
 
     Clause: SING-1 … SING-4, GRAN-3.  One anchor, stopped at max M; for each k one set of children from the anchor's
     own velocity; continuations that agree so far share states and calls.  Source: G²RPO §3.2, Algorithm 1.
 
-    Args, raises: as ``rollout``.
+    Args, raises: as ``rollouts``.
     """
-    growth, paths = family_growth(family)
-    store = Grower(growth, prompts, condition, sampling).run(model)
-    return {member: store.tree(family.member(*member), path) for member, path in paths.items()}
+    members = list(family.members())
+    plans = [family.member(*member) for member in members]
+    trees = rollouts(plans, model, prompts, condition, sampling, ranks=ranks)
+    return dict(zip(members, trees, strict=True))
 
 
 def multi_granularity_advantages(

@@ -8,23 +8,28 @@ from torch import Tensor
 
 from branchgrpo.optimized.growth import Growth
 from branchgrpo.optimized.kernels import step_coefficients
-from branchgrpo.optimized.sampling import Sampling
+from branchgrpo.optimized.sampling import CPU, Sampling
 from branchgrpo.optimized.tree import Tree
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.protocols import Prompt
 
 
 class Store:
-    """Flat arrays ``[prompts · R · n_d, *latent]`` of every level, allocated at once.  Clause: ROLL-5."""
+    """Flat arrays ``[prompts · R · n_d, *latent]`` of every level, allocated at once.  Clause: ROLL-5.
+
+    Offloaded states are written and read back on one stream, so no step waits for the copies; what reads them on the
+    CPU comes after the rollout's verdict on the velocities, which does.
+    """
 
     def __init__(self, growth: Growth, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         self.prompts, self.sampling = tuple(prompts), sampling
         device, dtype, shape = sampling.device, sampling.storage_dtype, sampling.latent_shape
         sizes = [len(prompts) * growth.roots * level.width for level in growth.levels]
         noisy = {step.target for step in growth.steps if step_coefficients(step.plan, step.index).std > 0}
-        self.states = [torch.empty((n, *shape), dtype=dtype, device=device) for n in sizes]
+        home, pin = (CPU, device.type == "cuda" and torch.cuda.is_available()) if sampling.offload else (device, False)
+        self.states = [torch.empty((n, *shape), dtype=dtype, device=home, pin_memory=pin) for n in sizes]
         self.log_probs = [
-            torch.empty(n, dtype=torch.float64, device=device) if i in noisy else None for i, n in enumerate(sizes)
+            torch.zeros(n, dtype=torch.float64, device=device) if i in noisy else None for i, n in enumerate(sizes)
         ]
         self.means: list[list[Tensor]] | None = [[] for _ in sizes] if sampling.keep_means else None
 
@@ -38,7 +43,7 @@ class Store:
         mean: Float[Tensor, "parents *latent"],
     ) -> None:
         """Keep the children first … last − 1 of a level, written once and in order."""
-        self.states[level][first:last].copy_(children)
+        self.states[level][first:last].copy_(children, non_blocking=True)
         kept = self.log_probs[level]
         if kept is not None and log_prob is not None:
             kept[first:last].copy_(log_prob)

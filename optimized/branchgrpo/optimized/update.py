@@ -1,18 +1,22 @@
 """Parameter gradients of the objective, in bounded memory (spec: objective)."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from branchgrpo.optimized.denoiser import FiniteLog
+from branchgrpo.optimized.denoiser import FiniteLog, velocity
 from branchgrpo.optimized.objective import Policies, Terms, batch_terms
 from branchgrpo.optimized.pruning import Masks
+from branchgrpo.optimized.ranks import Ranks
 from branchgrpo.optimized.tree import Levels, Tree
-from branchgrpo.optimized.work import Work, micro_batches, plan_work, step_weights
-from branchgrpo.reference.errors import InputError, OptionError, is_integer
+from branchgrpo.optimized.work import micro_batches, plan_work, step_weights, trainable_masks
+from branchgrpo.reference.errors import BranchGRPOError, InputError, OptionError, is_integer
 from branchgrpo.reference.options import Objective
 from branchgrpo.reference.protocols import Condition, VelocityModel
 
@@ -79,10 +83,17 @@ def check_update(
         raise InputError("reference_model", given, "given if and only if objective.kl > 0")
 
 
-def trained_weights(trees: Sequence[Tree], work: Sequence[Work], options: Objective) -> dict[int, float]:
-    """Step weights over the steps that the update trains.  Clause: OBJ-6."""
-    steps = [frozenset(w.step for w in work if w.tree == i) for i in range(len(trees))]
-    return step_weights([tree.plan for tree in trees], steps, options.edge_weights)
+def trained_weights(
+    trees: Sequence[Tree], kept: Sequence[Masks], options: Objective, ranks: Ranks | None = None
+) -> dict[int, float]:
+    """Step weights over the steps that the whole update trains.  Clause: OBJ-6."""
+    stds = {
+        step: tree.stds[step]
+        for tree, masks in zip(trees, kept, strict=True)
+        for step, mask in trainable_masks(tree.plan, masks).items()
+        if bool(mask.any())
+    }
+    return step_weights(stds if ranks is None else ranks.merged(stds), options.edge_weights)
 
 
 def objective(
@@ -112,10 +123,27 @@ def objective(
     """
     check_update(trees, condition, advantages, kept, options, reference_model)
     work, finite = plan_work(trees, kept, options), FiniteLog()
-    weights = trained_weights(trees, work, options)
+    weights = trained_weights(trees, kept, options)
     terms = batch_terms(trees, Policies(model, reference_model, condition), advantages, work, weights, options, finite)
     finite.verify(trees[0].prompts)
     return terms.value
+
+
+@dataclass(frozen=True, eq=False)
+class Parallel:
+    """How an update is spread over processes.
+
+    Attributes:
+        ranks: the processes; each calls ``accumulate_gradients`` with its own trees, or with the same ones.
+        owned: for every tree the edges that are this process's work, where all processes hold the same trees
+            (``sharing.owned_edges``); None where each has prompts of its own.
+        no_sync: context in which the model's wrapper holds gradient averaging back (DDP's ``no_sync``), entered for
+            all micro-batches but the last.
+    """
+
+    ranks: Ranks
+    owned: Sequence[Masks] | None = None
+    no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def accumulate_gradients(
@@ -129,6 +157,7 @@ def accumulate_gradients(
     micro_batch: int | None = None,
     reference_model: VelocityModel | None = None,
     total_trees: int | None = None,
+    parallel: Parallel | None = None,
 ) -> UpdateStats:
     """Add the gradient of −J to the model's parameters, one forward and backward a parent.
 
@@ -138,35 +167,91 @@ def accumulate_gradients(
     Args:
         trees, model, condition, advantages, kept, options, reference_model: see ``objective``.
         micro_batch: most parents a forward/backward; None takes all at once.
-        total_trees: trees that J averages over, where these are some of them only; None counts these.
+        total_trees: trees that J averages over, where these are some of them only; None counts these, or those of
+            all ranks.
+        parallel: several processes: same number of micro-batches on each, one objective, one verdict.
 
     Returns:
-        J and what the ratios were. The caller steps the optimiser.
+        J and what the ratios were, over all ranks. The caller steps the optimiser.
 
     Raises:
-        InputError, PlanError: before the first forward.
+        InputError, PlanError: before the first forward; with ranks, the lowest rank's on every rank.
         ModelError: a non-finite velocity; raised after the last backward, so discard the gradients.
     """
-    check_update(trees, condition, advantages, kept, options, reference_model)
-    if micro_batch is not None and (not is_integer(micro_batch) or micro_batch < 1):
-        raise OptionError("micro_batch", micro_batch, "None or an integer ≥ 1")
-    work, finite = plan_work(trees, kept, options, total_trees), FiniteLog()
-    weights = trained_weights(trees, work, options)
-    policies = Policies(model, reference_model, condition)
+    ranks = parallel.ranks if parallel else None
+    try:
+        check_update(trees, condition, advantages, kept, options, reference_model)
+        if micro_batch is not None and (not is_integer(micro_batch) or micro_batch < 1):
+            raise OptionError("micro_batch", micro_batch, "None or an integer ≥ 1")
+        work = plan_work(trees, kept, options, 1, parallel.owned if parallel else None)
+    except BranchGRPOError as error:
+        if ranks is None:
+            raise
+        ranks.agree(error)
+    else:
+        if ranks is not None:
+            ranks.agree(None)
+    weights = trained_weights(trees, kept, options, ranks)
+    scale = objective_scale(trees, total_trees, parallel)
+    batches = list(micro_batches(work, micro_batch))
+    rounds = len(batches) if ranks is None else ranks.largest(len(batches))
+    finite, policies = FiniteLog(), Policies(model, reference_model, condition)
     done = []
-    for batch in micro_batches(work, micro_batch):
-        terms = batch_terms(trees, policies, advantages, batch, weights, options, finite)
-        (-terms.value).backward()  # type: ignore[no-untyped-call]
-        done.append(Terms(terms.value.detach(), terms.kl, terms.ratios))
-    finite.verify(trees[0].prompts)
-    return summarise(done, sum(len(w.parents) for w in work), options)
+    for i in range(rounds):
+        with nullcontext() if parallel is None or i == rounds - 1 else parallel.no_sync():
+            if i >= len(batches):
+                idle(trees, policies)
+                continue
+            terms = batch_terms(trees, policies, advantages, batches[i], weights, options, finite)
+            (-scale.gradient * terms.value).backward()  # type: ignore[no-untyped-call]
+            done.append(Terms(scale.value * terms.value.detach(), scale.value * terms.kl, terms.ratios))
+    finite.verify(trees[0].prompts, ranks)
+    return summarise(done, sum(len(w.parents) for w in work), options, ranks)
 
 
-def summarise(done: Sequence[Terms], parents: int, options: Objective) -> UpdateStats:
-    """Statistics of an accumulation, with one synchronisation."""
-    ratios = torch.cat([terms.ratios for terms in done])
+@dataclass(frozen=True)
+class Scale:
+    """By what a rank's sum over its trees is multiplied: for J's value, and for the gradient it leaves behind."""
+
+    value: float
+    gradient: float
+
+
+def objective_scale(trees: Sequence[Tree], total_trees: int | None, parallel: Parallel | None) -> Scale:
+    """1/trees, and that times the number of ranks where the wrapper averages over them.  Clause: OBJ-7."""
+    total = total_trees or sum(len(tree.prompts) * tree.plan.roots for tree in trees)
+    if parallel is None:
+        return Scale(1.0 / total, 1.0 / total)
+    if parallel.owned is None and total_trees is None:
+        total = parallel.ranks.total(total)
+    return Scale(1.0 / total, (parallel.ranks.size if parallel.ranks.averaged else 1) / total)
+
+
+def idle(trees: Sequence[Tree], policies: Policies) -> None:
+    """A forward and backward that add nothing, for a rank with fewer micro-batches: calls are collectives."""
+    tree, row = trees[0], torch.zeros(1, dtype=torch.int64)
+    x = tree.states[0].flatten(0, 1)[:1].to(tree.device, tree.dtype)
+    sigma = torch.ones(1, dtype=x.dtype, device=x.device)
+    v = velocity(policies.model, x, sigma, policies.condition, row.to(x.device), 0)
+    if policies.reference is not None:
+        with torch.no_grad():
+            velocity(policies.reference, x, sigma, policies.condition, row.to(x.device), 0)
+    (0.0 * v.double().sum()).backward()  # type: ignore[no-untyped-call]
+
+
+def summarise(done: Sequence[Terms], parents: int, options: Objective, ranks: Ranks | None) -> UpdateStats:
+    """Statistics of an accumulation, with one synchronisation; over all ranks."""
+    ratios = torch.cat([terms.ratios for terms in done]) if done else torch.zeros(0, dtype=torch.float64)
     outside = (ratios < 1.0 - options.clip_low) | (ratios > 1.0 + options.clip_high)
-    value, kl = (torch.stack([getattr(t, name) for t in done]).sum() for name in ("value", "kl"))
-    numbers = torch.stack([value, outside.double().mean(), ratios.mean(), ratios.min(), ratios.max(), kl]).tolist()
-    objective, clipped, mean, low, high, divergence = numbers
-    return UpdateStats(objective, clipped, mean, low, high, divergence, len(ratios), parents, len(done))
+    own = [0.0, 0.0, 0.0, 0.0, math.inf, -math.inf]
+    if done:
+        value, kl = (torch.stack([getattr(t, name) for t in done]).sum() for name in ("value", "kl"))
+        numbers = [value, kl, ratios.sum(), outside.double().sum(), ratios.min(), ratios.max()]
+        own = torch.stack(numbers).tolist()
+    counts = (len(ratios), parents, len(done))
+    mine = [(own, counts)] if ranks is None else ranks.everyone((own, counts))
+    columns = list(zip(*(numbers for numbers, _ in mine), strict=True))
+    edges, parents, batches = (sum(entries) for entries in zip(*(counts for _, counts in mine), strict=True))
+    j, divergence, total, clipped = (math.fsum(column) for column in columns[:4])
+    low, high = min(columns[4]), max(columns[5])
+    return UpdateStats(j, clipped / edges, total / edges, low, high, divergence, edges, parents, batches)

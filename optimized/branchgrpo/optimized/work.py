@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from branchgrpo.optimized.kernels import plan_stds
 from branchgrpo.optimized.pruning import Masks
 from branchgrpo.optimized.tree import Tree
 from branchgrpo.reference.errors import InputError, PlanError
@@ -86,18 +85,25 @@ def edge_coefficients(
     return result
 
 
-def step_weights(plans: Sequence[Plan], steps: Sequence[frozenset[int]], weighting: str) -> dict[int, float]:
+def step_weights(stds: Mapping[int, float], weighting: str) -> dict[int, float]:
     """W of every trained step: 1, or proportional to its std with mean 1 over the distinct trained steps.
 
     Clause: OBJ-6.  Source: TempFlow-GRPO (arXiv 2508.04324), noise-aware weighting.
+
+    Args:
+        stds: std of every distinct step that the whole update trains.
+        weighting: ``uniform`` or ``std``.
     """
-    stds = {step: plan_stds(plan)[step] for plan, mine in zip(plans, steps, strict=True) for step in sorted(mine)}
     mean = sum(stds.values()) / len(stds)
     return {step: std / mean if weighting == "std" else 1.0 for step, std in stds.items()}
 
 
 def plan_work(
-    trees: Sequence[Tree], kept: Sequence[Masks], options: Objective, total_trees: int | None = None
+    trees: Sequence[Tree],
+    kept: Sequence[Masks],
+    options: Objective,
+    total_trees: int | None = None,
+    owned: Sequence[Masks] | None = None,
 ) -> list[Work]:
     """All parents with a kept trainable edge, by tree and step, each once.
 
@@ -108,6 +114,7 @@ def plan_work(
         kept: for every tree its masks.
         options: reduction over edges.
         total_trees: trees that J averages over, those of other processes included; None counts these.
+        owned: for every tree the edges that are this process's work; None means all.
 
     Raises:
         InputError, PlanError: see ``trainable_masks``, ``edge_coefficients``.
@@ -118,7 +125,8 @@ def plan_work(
         mine = trainable_masks(tree.plan, masks)
         coefficients = edge_coefficients(tree.plan, mine, total, options.reduction)
         for step, mask in mine.items():
-            edges = mask.flatten().nonzero().flatten()
+            todo = mask if owned is None else mask & owned[index][step]
+            edges = todo.flatten().nonzero().flatten()
             if len(edges) == 0:
                 continue
             parents, owner = torch.unique_consecutive(edges // tree.plan.branching[step], return_inverse=True)

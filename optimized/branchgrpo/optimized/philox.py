@@ -1,0 +1,114 @@
+"""Counter-based normal numbers made on the device: Philox-4×32-10 and Box–Muller (spec: noise)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, no_type_check
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from branchgrpo.optimized.compiling import compiled
+from branchgrpo.reference.errors import OptionError, is_integer
+from branchgrpo.reference.keys import ROLE_CODES
+from branchgrpo.reference.protocols import NoiseKeys
+
+WORD = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+HOST = (1 << 64) - 1
+
+
+@no_type_check
+def philox(c0, c1, c2, c3, k0, k1):  # noqa: ANN001, ANN201
+    """Philox-4×32-10 of counters and keys held as 32-bit words in int64 tensors, which broadcast.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Products wrap modulo 2⁶⁴, and the
+    mask after the arithmetic shift makes it a logical one.
+    """
+    for _ in range(ROUNDS):
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1 = ((p1 >> 32) & WORD) ^ c1 ^ k0, p1 & WORD
+        c2, c3 = ((p0 >> 32) & WORD) ^ c3 ^ k1, p0 & WORD
+        k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
+    return c0, c1, c2, c3
+
+
+@no_type_check
+def normal_rows(s0, s1, s2, s3, blocks: int):  # noqa: ANN001, ANN201
+    """Four float32 normals for each of ``blocks`` counters of every row's stream (key s₀ s₁, counter words s₂ s₃).
+
+    Box–Muller on (w + ½)·2⁻³²; the largest absolute value is √(66 ln 2) = 6.76.
+    """
+    counter = torch.arange(blocks, device=s0.device)
+    zero = torch.zeros_like(counter)
+    shape = (len(s0), 1)
+    keys = (s0.reshape(shape), s1.reshape(shape))
+    w0, w1, w2, w3 = inlined_philox(counter, zero, s2.reshape(shape), s3.reshape(shape), *keys)
+    scale = 2.0**-32
+    radius0 = torch.sqrt(-2.0 * torch.log((w0.to(torch.float32) + 0.5) * scale))
+    radius1 = torch.sqrt(-2.0 * torch.log((w2.to(torch.float32) + 0.5) * scale))
+    angle0 = w1.to(torch.float32) * (2.0 * math.pi * scale)
+    angle1 = w3.to(torch.float32) * (2.0 * math.pi * scale)
+    parts = (
+        radius0 * torch.cos(angle0),
+        radius0 * torch.sin(angle0),
+        radius1 * torch.cos(angle1),
+        radius1 * torch.sin(angle1),
+    )
+    return torch.cat(parts, dim=1)
+
+
+inlined_philox = getattr(philox, "__wrapped__", philox)
+"""``philox`` without the shape checks of a test run, which a compiled graph cannot hold."""
+
+
+def host_mix(*parts: int) -> int:
+    """A 64-bit hash of integers: SplitMix64's finaliser, chained.  Source: Steele et al. (OOPSLA 2014)."""
+    state = 0
+    for part in parts:
+        state = (state + part + 0x9E3779B97F4A7C15) & HOST
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & HOST
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & HOST
+        state ^= state >> 31
+    return state
+
+
+class PhiloxNoise:
+    """The fast ``NoiseSource``: every number is made on the device it is used on, as a function of its key alone.
+
+    Clause: NOISE-4, NOISE-5.  Other numbers than the keyed source's. (seed, iteration, role, depth) give a 64-bit key;
+    under it, with the root folded into the key, (prompt, node) is a counter whose 128-bit output is the draw's own
+    stream: key and upper counter words of the numbers themselves. Numbers have the resolution of float32 in every
+    dtype, and are the same on one kind of device whatever the batch; integer part identical on all devices.
+
+    Args:
+        seed: of the run, an integer in 0..2⁶⁴ − 1.
+        compile: compile the generator with ``torch.compile``.
+
+    Raises:
+        OptionError: a seed that does not fit.
+    """
+
+    def __init__(self, seed: int, *, compile: bool = False) -> None:
+        if not is_integer(seed) or not 0 <= seed <= HOST:
+            raise OptionError("noise seed", seed, "an integer in 0..2^64 − 1")
+        self.seed = seed
+        self.generate = compiled(normal_rows) if compile else normal_rows
+
+    def streams(self, keys: NoiseKeys, device: torch.device) -> tuple[Int64[Tensor, "draws"], ...]:
+        """Four words a draw."""
+        base = host_mix(self.seed, keys.iteration, ROLE_CODES[keys.role], keys.depth)
+        prompts, roots, nodes = (t.to(device, non_blocking=True) for t in (keys.prompts, keys.roots, keys.nodes))
+        words = (prompts & WORD, prompts >> 32, nodes & WORD, nodes >> 32)
+        mixed: Any = philox(*words, (base & WORD) ^ roots, torch.full_like(roots, base >> 32))
+        return tuple(mixed)
+
+    def draw(
+        self, keys: NoiseKeys, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Float[Tensor, "draws *latent"]:
+        """One standard normal tensor a key."""
+        size = math.prod(shape)
+        rows: Tensor = self.generate(*self.streams(keys, device), (size + 3) // 4)
+        return rows[:, :size].reshape(-1, *shape).to(dtype)

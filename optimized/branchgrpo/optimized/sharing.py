@@ -1,0 +1,54 @@
+"""One large tree over several ranks: who owns what, and how the tail sees the whole (spec: rollout, objective)."""
+
+from dataclasses import replace
+
+import torch
+
+from branchgrpo.optimized.pruning import Masks
+from branchgrpo.optimized.ranks import Ranks, Share
+from branchgrpo.optimized.tree import Tree
+from branchgrpo.reference.plan import Plan
+
+
+def owned_edges(plan: Plan, prompts: int, share: Share) -> Masks:
+    """The edges that this rank trains: those it grew, and a range of the parents of those that every rank grew.
+
+    Every edge has exactly one owner, and all children of one parent have the same.
+
+    Args:
+        plan: of the trees.
+        prompts: number of prompts.
+        share: as in the rollout.
+    """
+    masks = []
+    cut = share.owned(prompts * plan.roots * plan.level_sizes[min(share.depth, plan.steps)])
+    for step in range(plan.steps):
+        parents = prompts * plan.roots * plan.level_sizes[step]
+        mine = share.owned(parents)
+        if step >= share.depth:
+            factor = plan.level_sizes[step] // plan.level_sizes[share.depth]
+            mine = range(cut.start * factor, cut.stop * factor)
+        mask = torch.zeros(parents, plan.branching[step], dtype=torch.bool)
+        mask[mine.start : mine.stop] = True
+        masks.append(mask.reshape(prompts, -1))
+    return tuple(masks)
+
+
+def owned_leaves(plan: Plan, prompts: int, share: Share) -> range:
+    """Flat indices, prompts outermost, of the leaves that this rank grew."""
+    cut = share.owned(prompts * plan.roots * plan.level_sizes[share.depth])
+    factor = plan.leaves // plan.level_sizes[share.depth]
+    return range(cut.start * factor, cut.stop * factor)
+
+
+def gather_log_probs(tree: Tree, share: Share, ranks: Ranks) -> Tree:
+    """The same tree with the log-probabilities of all ranks' sub-trees; states stay where they were grown.
+
+    A log-probability that this rank did not grow is 0 in its own arrays, so their sum over the ranks is exact; levels
+    down to the shared depth are every rank's own already.
+    """
+    log_probs = [
+        lp if lp is None or depth <= share.depth else ranks.summed(lp).to(lp.device)
+        for depth, lp in enumerate(tree.log_probs, start=1)
+    ]
+    return replace(tree, log_probs=tuple(log_probs))
