@@ -1,12 +1,15 @@
 """Loading, encoding through the cache, decoding, and what bad input is answered with."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from helpers_models import NEGATIVE, PROMPTS, first_frames, image, no_network, saved
 from safetensors import safe_open
 
@@ -14,9 +17,10 @@ from branchgrpo.models.auto import load_backbone
 from branchgrpo.models.backbone import Backbone
 from branchgrpo.models.backbones.flux import Flux
 from branchgrpo.models.backbones.stable_diffusion_3 import StableDiffusion3
+from branchgrpo.models.folder import content_digest
 from branchgrpo.models.lora import LoraOptions
 from branchgrpo.models.options import LoadOptions
-from branchgrpo.reference.errors import InputError, ModelError, OptionError
+from branchgrpo.reference.errors import InputError, ModelError, OptionError, PlanError
 from branchgrpo.reference.protocols import Guidance, TensorCondition
 
 SHORT = 24  # tokens of a prompt: enough for the tests' prompts
@@ -183,6 +187,47 @@ def test_a_hub_id_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -
         load_backbone("nobody/nothing")
 
 
+def test_a_file_of_the_hubs_cache_is_known_by_its_name(tmp_path: Path) -> None:
+    """The name of a blob is the SHA-256 of its content: a copied folder and the cache have one fingerprint."""
+    content, blobs = b"weights", tmp_path / "blobs"
+    blobs.mkdir()
+    blob = blobs / hashlib.sha256(content).hexdigest()
+    blob.write_bytes(content)
+    link, copy = tmp_path / "model.safetensors", tmp_path / "copy.safetensors"
+    link.symlink_to(blob)
+    copy.write_bytes(content)
+    assert content_digest(link) == content_digest(copy) == hashlib.sha256(content).digest()
+    blob.write_bytes(b"not read again")
+    assert content_digest(link) == content_digest(copy)
+
+
+# ---- the schedule --------------------------------------------------------------------------------------------------
+
+
+def test_a_multistep_solver_gives_the_euler_schedule_of_its_shift(copy_of: Callable[[str], Path]) -> None:
+    """Published Wan folders ship UniPC: people swap in Euler with its shift, and so do we."""
+    folder = copy_of("wan2.1")
+    UniPCMultistepScheduler(use_flow_sigmas=True, flow_shift=5.0, prediction_type="flow_prediction").save_pretrained(
+        folder / "scheduler"
+    )
+    edit_index(folder, scheduler=["diffusers", "UniPCMultistepScheduler"])
+    model = load_backbone(folder)
+    euler = FlowMatchEulerDiscreteScheduler(shift=5.0)
+    euler.set_timesteps(6)
+    assert model.schedule(6, model.latent_shape(16, 16)) == tuple(euler.sigmas.tolist())
+    with pytest.raises(PlanError, match="steps"):
+        model.schedule(0, model.latent_shape(16, 16))
+
+
+def test_a_scheduler_that_is_not_of_flow_matching_is_an_error(copy_of: Callable[[str], Path]) -> None:
+    folder = copy_of("sd3")
+    DDIMScheduler().save_pretrained(folder / "scheduler")
+    edit_index(folder, scheduler=["diffusers", "DDIMScheduler"])
+    model = load_backbone(folder)
+    with pytest.raises(InputError, match=r"DDIMScheduler.*FlowMatchEulerDiscreteScheduler"):
+        model.schedule(4, model.latent_shape(16, 16))
+
+
 # ---- bad input -----------------------------------------------------------------------------------------------------
 
 
@@ -310,14 +355,19 @@ def test_the_condition_of_another_model_is_an_error(root: Path, copy_of: Callabl
     options = LoadOptions(max_sequence_length=SHORT)
     flux = load_backbone(saved("flux", root), options=options)
     sd3 = load_backbone(saved("sd3", root), options=options)
+    folder = copy_of("sd3")
+    config = folder / "tokenizer_3" / "tokenizer_config.json"
+    config.write_text(config.read_text() + "\n")
+    other = load_backbone(folder, options=options)
     x, sigma, own = torch.zeros(1, 4, 8, 8), torch.ones(1), sd3.encode([PROMPTS[0]])
     bad: list[tuple[object, str]] = [
         (flux.encode([PROMPTS[0]]), "flux.*stable_diffusion_3"),
         (TensorCondition(own.tensors), "TensorCondition.*stable_diffusion_3"),
         (sd3.encode(list(PROMPTS)), r"\(3, 1\).*1, one an item"),
-        (own.__class__({**own.tensors, "text": own.tensors["text"][..., :48]}, "stable_diffusion_3"), "width 64"),
-        (own.__class__({"text": own.tensors["text"]}, "stable_diffusion_3"), "condition.pooled"),
-        (own.__class__({n: own.tensors[n] for n in ("text", "pooled")}, "stable_diffusion_3"), "negative prompt"),
+        (replace(own, tensors={**own.tensors, "text": own.tensors["text"][..., :48]}), "width 64"),
+        (replace(own, tensors={"text": own.tensors["text"]}), "condition.pooled"),
+        (replace(own, tensors={n: own.tensors[n] for n in ("text", "pooled")}), "negative prompt"),
+        (other.encode([PROMPTS[0]]), "condition.fingerprint"),
     ]
     for condition, words in bad:
         with pytest.raises(InputError, match=words):

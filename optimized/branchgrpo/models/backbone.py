@@ -177,6 +177,8 @@ class Backbone(PipelineCodec):
             if tensor is None or tensor.shape[-1] != width:
                 found = None if tensor is None else tuple(tensor.shape)
                 raise InputError(f"condition.{name}", found, f"of width {width}: the condition of another model?")
+        if condition.fingerprint != self.source:
+            raise InputError("condition.fingerprint", condition.fingerprint, f"{self.source}: made by these encoders")
         return condition.to(device=x.device, dtype=dtype or self.dtype).tensors
 
     def unread_layers(self) -> str | None:

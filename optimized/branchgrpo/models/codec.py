@@ -116,6 +116,11 @@ class PipelineCodec(nn.Module):
         """Hash of the files of the text encoders and tokenizers."""
         return self.folder.fingerprint(name for name in self.text_components if self.folder.has(name))
 
+    @property
+    def source(self) -> str:
+        """Fingerprint of all that makes a condition; one made by other weights is refused."""
+        return self.fingerprint
+
     def text_pipeline(self) -> Any:
         """The pipeline with its text encoders only.
 
@@ -159,7 +164,7 @@ class PipelineCodec(nn.Module):
         if images is not None or size is not None:
             raise InputError("images, size", (images, size), f"left out: {self.family} starts from text alone")
         texts = check_texts("prompts", prompts)
-        return EncodedCondition(self.encode_text_branches(texts, negative), self.family, self.fingerprint)
+        return EncodedCondition(self.encode_text_branches(texts, negative), self.family, self.source)
 
     def prompt_cache(self) -> PromptCache | None:
         """The folder of encoded prompts, if the options name one."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 from branchgrpo.reference.errors import InputError
 
 INDEX = "model_index.json"
+BLOB = re.compile(r"[0-9a-f]{64}")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -27,6 +28,15 @@ def download(hub_id: str) -> Path:
     except (OSError, ValueError) as error:
         legal = f"a folder with {INDEX}, or a hub id that can be downloaded ({error})"
         raise InputError("source", hub_id, legal) from error
+
+
+def content_digest(file: Path) -> bytes:
+    """SHA-256 of a file; a large file in the hub's cache is named by it, and is not read."""
+    blob = file.resolve()
+    if blob.parent.name == "blobs" and BLOB.fullmatch(blob.name):
+        return bytes.fromhex(blob.name)
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,5 @@ class PipelineFolder:
             folder = self.component(name)
             for file in sorted(p for p in folder.rglob("*") if p.is_file()):
                 digest.update(f"{name}/{file.relative_to(folder).as_posix()}\0".encode())
-                with file.open("rb") as stream:
-                    digest.update(hashlib.file_digest(stream, "sha256").digest())
+                digest.update(content_digest(file))
         return digest.hexdigest()

@@ -46,6 +46,11 @@ class WanImage(Wan):
         """Hash of what encodes the image."""
         return self.folder.fingerprint(("vae", *(IMAGE_COMPONENTS if self.sees_tokens else ())))
 
+    @property
+    def source(self) -> str:
+        """Fingerprints of the text encoder and of what encodes the image."""
+        return f"{self.fingerprint}+{self.image_fingerprint}"
+
     def encode(
         self,
         prompts: Sequence[str],
@@ -74,7 +79,7 @@ class WanImage(Wan):
         tensors = self.encode_text_branches(texts, negative)
         frames = stack_items([self.encode_image(image, size) for image in images])
         tensors |= {name: t.to(self.device) for name, t in frames.items()}
-        return EncodedCondition(tensors, self.family, f"{self.fingerprint}+{self.image_fingerprint}")
+        return EncodedCondition(tensors, self.family, self.source)
 
     def encode_image(self, image: "Image", size: tuple[int, ...]) -> dict[str, Tensor]:
         """The tensors of one first frame, from the cache or by the pipeline's own code."""
