@@ -134,12 +134,12 @@ def validate_training(plan: Plan) -> None:
     Raises:
         PlanError: a trained step that is repeated, out of range or without a log-probability.
     """
-    named = plan.trained_steps or ()
+    named, stochastic, sizes = plan.trained_steps or (), plan.stochastic_steps, plan.level_sizes
     for i, step in enumerate(named):
-        if step not in plan.stochastic_steps or step in named[:i]:
-            raise PlanError(f"trained_steps[{i}]", step, f"named once and one of {plan.stochastic_steps}")
+        if step not in stochastic or step in named[:i]:
+            raise PlanError(f"trained_steps[{i}]", step, f"named once and one of {stochastic}")
     if not 0.0 < plan.trained_fraction <= 1.0:
         raise PlanError("trained_fraction", plan.trained_fraction, "in (0, 1]")
-    shared = [i for i in plan.trainable_steps if plan.level_sizes[i + 1] < plan.leaves]
+    shared = [i for i in plan.trainable_steps if sizes[i + 1] < sizes[-1]]
     if plan.trained_fraction < 1.0 and shared:
         raise PlanError("trained_fraction", plan.trained_fraction, f"1 where chains share trainable steps ({shared})")
