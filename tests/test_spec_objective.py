@@ -142,7 +142,7 @@ def test_edges_in_the_loss_are_kept_and_trainable_and_may_have_zero_advantage():
     silent = advantages | dict.fromkeys(tree.level(1), f64(0.0))
     full, part = loss(tree, model, silent, kept), loss(tree, model, advantages, kept - set(tree.level(1)))
     edges = trainable_edges(tree, kept)
-    close(full * len(edges), float(part * (len(edges) - 2)))
+    close(full * len(edges), float(part.detach() * (len(edges) - 2)))
 
 
 @clause("OBJ-3", "ERR-2")

@@ -247,16 +247,16 @@ def test_options_without_effect_are_refused():
 
 
 @clause("PLAN-9")
-@pytest.mark.parametrize("beta", [0.0, 1.0, 7.0])
+@pytest.mark.parametrize("beta", [0.0, 7.0])
 def test_one_split_at_step_zero_is_flat_grpo(beta):
-    plan = tree_plan(5, FLOW, splits=(0,), branching=6)
+    plan = tree_plan(4, FLOW, splits=(0,), branching=5)
     (tree,) = rollout(plan, Network(), PROMPT, CONDITION, Sampling(KeyedNoise(1), (2, 3)))
     rewards = score(tree, [Toy()])
     values = fuse(tree, rewards, Fusion(beta=beta))
     advantages = normalize([tree], values, (1.0,), Normalization())
     flat = torch.cat([rewards[leaf] for leaf in tree.root.leaves()])
     z = (flat - flat.mean()) / (flat.std() + 1e-8)
-    for depth in range(1, 6):
+    for depth in range(1, 5):
         level = tree.level(depth)
         assert torch.equal(torch.cat([values[node] for node in level]), flat)
         torch.testing.assert_close(torch.stack([advantages[node] for node in level]), z, rtol=1e-14, atol=1e-14)

@@ -201,7 +201,7 @@ def test_rules_commute_are_idempotent_and_change_nothing_else():
 @pytest.mark.parametrize("reduction", ["edge_mean", "depth_mean"])
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: type(r).__name__)
 def test_the_pruned_gradient_is_the_kept_edges_gradient_over_their_normaliser(rule, reduction):
-    plan = small_plan((0, 2), steps=5, output=LeafOutput.DENOISED)
+    plan = small_plan((0, 1), steps=4, output=LeafOutput.DENOISED)
     model, options = Network(), Objective(reduction=reduction)
     (tree,) = rollout(plan, model, PROMPT, CONDITION, Sampling(KeyedNoise(0), (2, 3)))
     values = fuse(tree, score(tree, [Toy()]), Fusion())

@@ -124,7 +124,7 @@ def test_the_figures_of_table_1_are_the_reproduced_ones_where_they_can_be():
     late = count(preset("branchgrpo-late"))
     assert late.denoiser_calls / late.leaves == published["BranchGRPO-Mix"]["nfe_new"] == 4.25
     mix = preset("branchgrpo-mix")
-    assert all(count(mix, iteration).trained_edges != 68 for iteration in range(0, 400, 25))
+    assert all(count(mix, iteration).trained_edges != 68 for iteration in (0, 200, 375))
 
 
 @pytest.mark.parametrize("name", ["branchgrpo", "g2rpo"])
