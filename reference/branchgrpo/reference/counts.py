@@ -91,7 +91,7 @@ def subset_counts(plan: Plan, iteration: int) -> tuple[int, int]:
 
 
 def count_plan(plan: Plan, rules: tuple[PruningRule, ...] = (), iteration: int = 0) -> Counts:
-    """Counts of a plan, all roots of one prompt.  Clause: PLAN-4, PLAN-5, PLAN-6."""
+    """Counts of a plan, all roots of one prompt.  Clause: PLAN-4 … PLAN-6, DIV-P1."""
     kept = kept_by_depth(plan, rules, iteration)
     trained = [pair if step in plan.trainable_steps else (0, 0) for step, pair in enumerate(kept)]
     if plan.trained_fraction < 1.0:

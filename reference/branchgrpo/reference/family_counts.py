@@ -5,7 +5,7 @@ from branchgrpo.reference.granularity import distinct_calls
 
 
 def anchor_calls(family: PlanFamily) -> int:
-    """Calls of the anchors, stopped at max M: one for each of x_0 … x_{max M}.  Clause: SING-4."""
+    """Calls of the anchors, stopped at max M: one for each of x_0 … x_{max M}.  Clause: SING-4, DIV-G6."""
     return family.roots * (family.ks[-1] + 1)
 
 
@@ -21,7 +21,7 @@ def continuation_calls(family: PlanFamily) -> int:
 def public_calls(family: PlanFamily) -> int:
     """Calls that the public G²RPO code makes for the same family, its early-stopping schedules included.
 
-    Clause: GRAN-3, DIV-G1.  The anchor runs to the end; each child calls x_k again, once for all granularities;
+    Clause: GRAN-3, DIV-G1, DIV-G6.  The anchor runs to the end; each child calls x_k again, once for all granularities;
     granularity λ then calls k + 1 and every λ-th index from k + 2 that a whole stride still fits behind.
     """
     steps, total = family.steps, family.steps

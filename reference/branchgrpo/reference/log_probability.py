@@ -21,7 +21,7 @@ def gaussian_log_density(
 ) -> Float64[Tensor, ""]:
     """log N(child; mean, std²·I): −(x − μ)²/(2 std²) − log std − ½ log 2π an element, then the reduction.
 
-    Clause: LOGP-1 … LOGP-3, LOGP-5, DIV-M4.  Source: Flow-GRPO Eq. 10; BranchGRPO §3.
+    Clause: LOGP-1 … LOGP-3, LOGP-5, DIV-M4, DIV-M5.  Source: Flow-GRPO Eq. 10; BranchGRPO §3.
 
     Args:
         child: the child *as stored* (realised-action rule).

@@ -21,7 +21,7 @@ from branchgrpo.reference.velocity import velocity
 def trainable_edges(tree: Tree, kept: set[Node]) -> list[Node]:
     """E: kept edges that the causal credit rule lets train; edges with A = 0 stay in.
 
-    Clause: OBJ-3, PLAN-6, ERR-2.
+    Clause: OBJ-3, PLAN-6, ERR-2, DIV-B4, DIV-B9.
 
     Raises:
         PlanError: nothing is left to train.
@@ -35,7 +35,7 @@ def trainable_edges(tree: Tree, kept: set[Node]) -> list[Node]:
 def reduce_edges(terms: Mapping[Node, Float64[Tensor, ""]], reduction: str) -> Float64[Tensor, ""]:
     """Mean over edges, or mean within each depth and then over the depths.
 
-    Clause: OBJ-4.  Source: BranchGRPO Eq. 9 (edge mean); the depth mean is ours (DIV-P8).
+    Clause: OBJ-4, DIV-B10.  Source: BranchGRPO Eq. 9 (edge mean); the depth mean is ours (DIV-P8).
     """
     if reduction == "edge_mean":
         return torch.stack(list(terms.values())).mean()
@@ -48,7 +48,7 @@ def edge_means(
 ) -> dict[Node, Float[Tensor, "*latent"]]:
     """Transition mean under ``model`` for every edge, from the stored parent; one call a parent, as in the rollout.
 
-    Clause: OBJ-1, ROLL-3.
+    Clause: OBJ-1, ROLL-3, DIV-G3.
     """
     means: dict[Node, Float[Tensor, "*latent"]] = {}
     for parent in {edge.parent: None for edge in edges}:

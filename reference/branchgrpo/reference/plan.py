@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def effective_kernels(self) -> tuple[Kernel, ...]:
-        """The kernels as rolled out: under ``denoised`` the last step is exactly an ODE step (PLAN-6)."""
+        """The kernels as rolled out: under ``denoised`` the last step is exactly an ODE step (PLAN-6, DIV-B9)."""
         return (*self.kernels[:-1], ODE) if self.output is LeafOutput.DENOISED else self.kernels
 
     @property
