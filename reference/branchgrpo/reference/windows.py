@@ -108,7 +108,7 @@ def window_steps(schedule: WindowSchedule, iteration: int, seed: int) -> tuple[i
 class WindowedPlan:
     """A plan whose steps outside a moving window are ODE steps, its own splits excepted.
 
-    Clause: WIN-1, WIN-3, DIV-B7.  BranchGRPO-Mix keeps its splits; MixGRPO splits into a group at the window's first step.
+    Clause: WIN-1, WIN-3, DIV-B7.  BranchGRPO-Mix keeps its splits; MixGRPO parts into a group at the window's start.
 
     Attributes:
         base: the plan with every step stochastic.
