@@ -167,9 +167,9 @@ def test_sums_are_accumulated_in_float64():
     assert found.dtype == torch.float64
     element = -0.5 - math.log(0.5) - 0.5 * math.log(2 * math.pi)
     assert found.item() == pytest.approx(2**20 * element, rel=1e-12)
-    # The difference of two float32 numbers near 1 is taken in float64: 2⁻²⁴ is not lost.
-    near = gaussian_log_density(torch.ones(1), torch.full((1,), 1 - 2**-24), 2.0**-24, Reduction.SUM)
-    assert near.item() == pytest.approx(-0.5 + 24 * math.log(2) - 0.5 * math.log(2 * math.pi), rel=1e-12)
+    # Both are widened before they are subtracted: in float32 1 − 2⁻²⁶ is 1.
+    near = gaussian_log_density(torch.ones(1), torch.full((1,), 2.0**-26), 1.0, Reduction.SUM)
+    assert near.item() == pytest.approx(-0.5 * (1 - 2.0**-26) ** 2 - 0.5 * math.log(2 * math.pi), rel=1e-12)
 
 
 @clause("LOGP-6")
