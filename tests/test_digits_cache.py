@@ -44,6 +44,17 @@ def test_trained_once_and_then_read_bit_for_bit(cache, trainings):
     assert sorted(p.name for p in cache.iterdir()) == sorted([record.name, described["weights"]])
 
 
+def test_training_has_one_thread_whatever_the_caller_has(cache, monkeypatch):
+    seen, train, before = [], digits.train_generator, torch.get_num_threads()
+    monkeypatch.setattr(digits, "train_generator", lambda *a: seen.append(torch.get_num_threads()) or train(*a))
+    torch.set_num_threads(2)
+    try:
+        digits.pretrained_generator(TINY)
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_another_configuration_or_code_is_another_entry(cache, trainings):
     digits.pretrained_generator(TINY)
     digits.pretrained_generator(GeneratorConfig(TINY.network, steps=2, batch=4, seed=1))

@@ -18,6 +18,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from branchgrpo.reference.errors import OptionError
+from branchgrpo.training.digits_threads import one_thread
 
 FORMAT = 1
 Network = TypeVar("Network", bound=nn.Module)
@@ -119,7 +120,8 @@ def cached(
     record = cache_directory() / f"{name}-{key}.json"
     weights = read_weights(record)
     if weights is None:
-        trained = train()
+        with one_thread():  # the same weights whatever the threads of the caller
+            trained = train()
         write_weights(record, trained.state_dict(), described)
         return trained
     network = build()

@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,6 @@ def pictures(outcomes: list[Outcome]) -> Pictures:
 
 def demo_config(seeds: int, quick: bool, workers: int | None) -> DemoConfig:
     """The configuration of a call of ``run_demo``."""
-    from dataclasses import replace
-
     base = quick_config() if quick else DemoConfig(seeds=seeds)
     return base if workers is None else replace(base, workers=workers)
 

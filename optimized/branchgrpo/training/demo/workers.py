@@ -2,16 +2,16 @@
 
 import multiprocessing
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 
-Result = TypeVar("Result")
-ProgressCallback = Callable[["str", int, int], None]
+from branchgrpo.training.digits_threads import one_thread
+
+ProgressCallback = Callable[[str, int, int], None]
 """Called with (name of the task, units done, units in all)."""
 
 _messages: Any = None
@@ -27,17 +27,6 @@ class Task:
     name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread: small matrices gain nothing from more, and sums keep one order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def start_worker(messages: Any) -> None:
@@ -71,7 +60,7 @@ class Pool:
             self.messages = context.Queue()
             self.executor = ProcessPoolExecutor(workers, context, start_worker, (self.messages,))
 
-    def __enter__(self) -> "Pool":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,7 +88,7 @@ class Pool:
             return
 
 
-def raise_first_error(futures: Sequence["Future[Any]"]) -> None:
+def raise_first_error(futures: Sequence[Future[Any]]) -> None:
     """Raise what a finished task raised, after cancelling the rest."""
     for future in futures:
         if future.done() and not future.cancelled() and future.exception() is not None:
