@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers_optimized import LATENT, SmallModel, condition_of, preset_plan, prompts_of
+from helpers_optimized import LATENT, SmallModel, condition_of, preset_plan, prompts_of, shapes_unchecked
 from torch import Tensor
 
 from branchgrpo.optimized.noise import KeyedNoise
@@ -93,6 +93,7 @@ def test_numbers_are_standard_normal_and_uncorrelated(make: type) -> None:
 
 @SOURCES
 @pytest.mark.parametrize("chunk", [1, 5, None])
+@shapes_unchecked()
 def test_chunks_and_prompt_order_change_no_number(make: type, chunk: int | None) -> None:
     plan, prompts, condition = preset_plan("branchgrpo"), prompts_of(2), condition_of(2)
     noise: NoiseSource = make(3)
