@@ -64,8 +64,8 @@ def mean_slope(plan: Plan, step: int) -> float:
 
 
 def edge_coefficients(
-    probe: Probe, gradients: Sequence[Float64[Tensor, "nodes elements"]], index: int, trace: Trace, reduction: Reduction
-) -> dict[int, Float64[Tensor, "prompts nodes"]]:
+    probe: Probe, gradients: Sequence[Float64[Tensor, "_ elements"]], index: int, trace: Trace, reduction: Reduction
+) -> dict[int, Float64[Tensor, "prompts _"]]:
     """∂J/∂log p of every stochastic edge of a trace, by depth.
 
     The gradient at a parent is Σ_e c_e·∂log p_e/∂v over its children, ∂log p_e/∂v = slope·z_e/std (over D, for the

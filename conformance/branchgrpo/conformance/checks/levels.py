@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Shaped
 from torch import Tensor
 
 from branchgrpo.conformance.record import Record
@@ -66,8 +66,6 @@ def leaves_under(
     return leaves.reshape(leaves.shape[0], record.nodes(depth), -1, leaves.shape[2])
 
 
-def by_tree(
-    record: Record, level: Float64[Tensor, "prompts nodes *rest"]
-) -> Float64[Tensor, "prompts roots own *rest"]:
+def by_tree(record: Record, level: Shaped[Tensor, "prompts nodes *rest"]) -> Shaped[Tensor, "prompts roots own *rest"]:
     """An array of a depth grouped by tree."""
     return level.reshape(level.shape[0], record.plan.roots, -1, *level.shape[2:])

@@ -192,7 +192,7 @@ def continuations_visit_their_levels(records: Sequence[Record]) -> None:
         expect(found in allowed, f"record {r}: levels {found} after step {k}, granularity {g} visits {allowed[0]}")
 
 
-def integrated(records: Sequence[Record]) -> list[tuple[int, Record, int, Float64[Tensor, "prompts nodes"]]]:
+def integrated(records: Sequence[Record]) -> list[tuple[int, Record, int, Float64[Tensor, "prompts _"]]]:
     """For each k the record that carries advantages, with the sum over Λ of the unclipped scores."""
     found = []
     for r, record in needs(records, "advantages", "values"):
