@@ -3,6 +3,7 @@
 import os
 import secrets
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import settings
 from branchgrpo.properties.budget import SLOTS
 from branchgrpo.properties.findings import Finding
 from branchgrpo.properties.ledger import Ledger
-from branchgrpo.properties.loading import load_subject
+from branchgrpo.properties.loading import load_object, load_subject
 from branchgrpo.properties.profiles import NAMES, register_profiles
 from branchgrpo.properties.subject import Subject
+from branchgrpo.reference.protocols import NoiseSource
 
 REFERENCE = "branchgrpo.conformance.adapters.reference:ReferenceImplementation"
 OPTIMIZED = "branchgrpo.conformance.adapters.optimized:OptimizedImplementation"
@@ -32,15 +34,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--branchgrpo-impl", action="append", metavar="MODULE:OBJECT[,NAME=VALUE]", help="subject, repeated"
     )
     group.addoption("--properties-report", type=Path, metavar="FILE", help="write every check as a row of JSON")
-    group.addoption("--properties-profile", choices=NAMES, default="ci", help="Hypothesis profile")
+    group.addoption(
+        "--properties-profile", choices=NAMES, help="Hypothesis profile; default ci, and quick for -m quick"
+    )
     group.addoption("--properties-scale", type=float, help="sample sizes times this; default 1, and 0.02 for -m quick")
     group.addoption("--vary-seed", action="store_true", help="fresh seeds, printed; the default ones are fixed")
+
+
+def is_quick(config: pytest.Config) -> bool:
+    """Whether the run is ``-m quick``."""
+    return bool(config.getoption("markexpr") == "quick")
+
+
+def profile_of(config: pytest.Config) -> str:
+    """The Hypothesis profile of the run."""
+    return config.getoption("--properties-profile") or ("quick" if is_quick(config) else "ci")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Markers, profile, and the run's seed."""
     config.addinivalue_line("markers", "quick: exact checks, and statistical ones at reduced size: a minute in all")
-    settings.load_profile(config.getoption("--properties-profile"))
+    settings.load_profile(profile_of(config))
     config.stash[LEDGER] = Ledger()
 
 
@@ -53,12 +67,34 @@ def seed_of(config: pytest.Config) -> int:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """The seed, so that a run can be repeated."""
-    return [f"properties: seed {seed_of(config)}, profile {config.getoption('--properties-profile')}"]
+    return [f"properties: seed {seed_of(config)}, profile {profile_of(config)}"]
 
 
 def subjects(config: pytest.Config) -> list[str]:
     """Names of the implementations to check."""
     return list(config.getoption("--branchgrpo-impl") or IMPLEMENTATIONS)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A noise source and its name in the table."""
+
+    name: str
+    noise: NoiseSource
+
+
+SOURCES = {
+    "keyed": "branchgrpo.reference.noise:KeyedNoise",
+    "fast": "branchgrpo.optimized.philox:PhiloxNoise",
+}
+
+
+@pytest.fixture(params=list(SOURCES))
+def source(request: pytest.FixtureRequest, seed: int) -> Source:
+    """Each noise source with the run's seed."""
+    factory = load_object(SOURCES[request.param])
+    assert callable(factory)
+    return Source(request.param, factory(seed))
 
 
 def label(name: str) -> str:
@@ -68,11 +104,18 @@ def label(name: str) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """``subject``: every implementation.  ``sampler``: those that draw full-size samples, all but the reference."""
+    """Parametrise over implementations.
+
+    ``grower``: all.  ``subject``: all but those that differ in chunk size alone, which only a rollout can notice.
+    ``sampler``: those that draw full-size samples, all but the reference, which equality ties to them.
+    """
     names = subjects(metafunc.config)
+    if "grower" in metafunc.fixturenames:
+        metafunc.parametrize("grower", [load_subject(name) for name in names], ids=[label(name) for name in names])
+    names = [name for name in names if "chunk=" not in name] or names
     if "sampler" in metafunc.fixturenames:
-        names = [name for name in names if name != REFERENCE and "chunk=" not in name] or names[:1]
-        metafunc.parametrize("sampler", [load_subject(name) for name in names], ids=[label(name) for name in names])
+        large = [name for name in names if name != REFERENCE] or names
+        metafunc.parametrize("sampler", [load_subject(name) for name in large], ids=[label(name) for name in large])
     if "subject" in metafunc.fixturenames:
         metafunc.parametrize("subject", [load_subject(name) for name in names], ids=[label(name) for name in names])
 
@@ -89,7 +132,7 @@ def scale(pytestconfig: pytest.Config) -> float:
     given: float | None = pytestconfig.getoption("--properties-scale")
     if given is not None:
         return given
-    return QUICK_SCALE if pytestconfig.getoption("markexpr") == "quick" else 1.0
+    return QUICK_SCALE if is_quick(pytestconfig) else 1.0
 
 
 @pytest.fixture(scope="session")

@@ -68,8 +68,7 @@ def fused_values(trace: Trace, rewards: Array, options: Fusion) -> list[Array]:
 
 def normalised_level(values: Array, options: Normalization) -> Array:
     """A of one depth and one column, ``[prompts, roots, nodes]`` (NORM-1 … NORM-4)."""
-    axes = {"tree": (2,), "prompt": (1, 2), "batch": (0, 1, 2)}
-    centre, spread = axes[options.mean_scope], axes[options.std_scope]
+    centre, spread = level_axes(options)
 
     def degenerate(axis: tuple[int, ...]) -> Array:
         count = np.prod([values.shape[a] for a in axis])
@@ -82,6 +81,41 @@ def normalised_level(values: Array, options: Normalization) -> Array:
     zero = np.broadcast_to(degenerate(centre) | degenerate(spread), values.shape)
     scaled = (values - values.mean(axis=centre, keepdims=True)) / (std + options.eps)
     return np.asarray(np.where(zero, 0.0, scaled))
+
+
+def level_axes(options: Normalization) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Axes of ``[prompts, roots, nodes]`` that the mean's and the std's scope run over (NORM-2)."""
+    axes = {"tree": (2,), "prompt": (1, 2), "batch": (0, 1, 2)}
+    return axes[options.mean_scope], axes[options.std_scope]
+
+
+def conditioning_level(values: Array, magnitude: Array, options: Normalization) -> Array:
+    """How much roundoff of values grows in A: max |value| of the mean's set over the std of the std's set.
+
+    Args:
+        values: ``[prompts, roots, nodes]``.
+        magnitude: magnitudes of what the values were summed from, of the same shape.
+        options: the scopes.
+    """
+    centre, spread = level_axes(options)
+    top = np.maximum(np.abs(magnitude).max(axis=centre, keepdims=True), np.abs(values).max(axis=spread, keepdims=True))
+    std = np.std(values, axis=spread, keepdims=True)
+    ratio = np.divide(top, std, out=np.zeros(np.broadcast_shapes(top.shape, std.shape)), where=std > 0.0)
+    return np.asarray(np.broadcast_to(ratio, values.shape))
+
+
+def conditioning(plan: Plan, values: Sequence[Array], weights: Sequence[float], options: Normalization) -> list[Array]:
+    """1 + the growth of roundoff in every A, ``[prompts, R·n_d]`` a depth."""
+    levels, absolute = [], np.abs(np.asarray(weights))
+    for level in values:
+        columns = level.reshape(level.shape[0], plan.roots, -1, level.shape[-1])
+        if options.order == "sum_then_normalize":
+            growth = conditioning_level(columns @ np.asarray(weights), np.abs(columns) @ absolute, options)
+        else:
+            parts = [conditioning_level(columns[..., m], columns[..., m], options) for m in range(len(weights))]
+            growth = np.sum([w * part for w, part in zip(absolute, parts, strict=True)], axis=0)
+        levels.append(1.0 + growth.reshape(level.shape[:2]))
+    return levels
 
 
 def unclipped(plan: Plan, values: Sequence[Array], weights: Sequence[float], options: Normalization) -> list[Array]:

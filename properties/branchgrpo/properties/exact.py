@@ -20,15 +20,21 @@ def as_array(values: Tensor | np.ndarray) -> Float[np.ndarray, "*shape"]:
     return np.asarray(values, dtype=np.float64)
 
 
-def distance(found: Tensor | np.ndarray, expected: Tensor | np.ndarray) -> float:
-    """Largest difference, over the largest magnitude expected (or 1 where that is 0); ∞ for NaN or unlike shapes."""
+def distance(found: Tensor | np.ndarray, expected: Tensor | np.ndarray, scale: float = 0.0) -> float:
+    """Largest difference over the largest magnitude expected; ∞ for NaN or unlike shapes.
+
+    Args:
+        found: what was computed.
+        expected: what it should be.
+        scale: magnitude of what went in, if that is larger than what came out; where both are 0, 1 is taken.
+    """
     a, b = as_array(found), as_array(expected)
     if a.shape != b.shape or not np.isfinite(a).all():
         return float("inf")
     if a.size == 0:
         return 0.0
-    scale = float(np.abs(b).max())
-    return float(np.abs(a - b).max()) / (scale if scale > 0.0 else 1.0)
+    size = max(float(np.abs(b).max()), scale)
+    return float(np.abs(a - b).max()) / (size if size > 0.0 else 1.0)
 
 
 def close(
@@ -38,12 +44,25 @@ def close(
     return Finding(name, clause, int(as_array(found).size), distance(found, expected), tolerance=tolerance)
 
 
-def all_close(name: str, clause: str, found: Arrays, expected: Arrays, tolerance: float) -> Finding:
-    """Several arrays, each relative to its own magnitude: the worst is the statistic."""
+def all_close(name: str, clause: str, found: Arrays, expected: Arrays, tolerance: float, scale: float = 0.0) -> Finding:
+    """Several arrays, each relative to its own magnitude (or to ``scale``): the worst is the statistic."""
     if len(found) != len(expected):
         raise InputError(f"{name}: arrays", len(found), f"{len(expected)}")
-    errors = [distance(a, b) for a, b in zip(found, expected, strict=True)]
+    errors = [distance(a, b, scale) for a, b in zip(found, expected, strict=True)]
     return Finding(name, clause, sum(int(as_array(a).size) for a in found), max(errors), tolerance=tolerance)
+
+
+def elementwise(name: str, clause: str, found: Arrays, expected: Arrays, scales: Arrays, tolerance: float) -> Finding:
+    """Several arrays, every element's difference over its own scale: the worst is the statistic."""
+    worst, count = 0.0, 0
+    for a, b, scale in zip(found, expected, scales, strict=True):
+        x, y = as_array(a), as_array(b)
+        if x.shape != y.shape or not np.isfinite(x).all():
+            worst = float("inf")
+        elif x.size:
+            worst = max(worst, float((np.abs(x - y) / as_array(scale)).max()))
+        count += x.size
+    return Finding(name, clause, count, worst, tolerance=tolerance)
 
 
 def holds(name: str, clause: str, conditions: Sequence[bool], n: int | None = None) -> Finding:

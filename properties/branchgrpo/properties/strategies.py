@@ -28,8 +28,8 @@ from branchgrpo.reference.protocols import Prompt
 from branchgrpo.reference.schedule import shift_sigma
 from branchgrpo.reference.types import ODE, Kernel, KernelKind, LeafOutput
 
-MAX_STEPS = 6
-MAX_LEAVES = 16
+MAX_STEPS = 5
+MAX_LEAVES = 8
 
 spreads = st.sampled_from([math.inf, 4.0, 1.0, 0.0, 0.25, 1e9])
 """Branch spreads: both ends of the range, the published one, and extremes."""
@@ -197,7 +197,7 @@ granularity_sets = st.sampled_from([(1,), (1, 2), (1, 2, 3), (2, 3), (3, 1)])
 
 
 @st.composite
-def families(draw: st.DrawFn, max_steps: int = 6) -> PlanFamily:
+def families(draw: st.DrawFn, max_steps: int = MAX_STEPS) -> PlanFamily:
     """Plan families: any k that the leaf output allows, Λ, stride anchor, roots."""
     steps = draw(st.integers(2, max_steps))
     output = draw(outputs)
@@ -216,7 +216,7 @@ def families(draw: st.DrawFn, max_steps: int = 6) -> PlanFamily:
 
 
 @st.composite
-def prompt_lists(draw: st.DrawFn, max_size: int = 3) -> tuple[Prompt, ...]:
+def prompt_lists(draw: st.DrawFn, max_size: int = 2) -> tuple[Prompt, ...]:
     """Prompts with distinct ids that are not their positions."""
     ids = draw(st.lists(st.integers(0, 40), min_size=1, max_size=max_size, unique=True))
     return tuple(Prompt(i, f"prompt {i}") for i in ids)

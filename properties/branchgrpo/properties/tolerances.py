@@ -5,6 +5,8 @@ Roundoff of a sum of N terms is at most (N − 1)·u times the sum of magnitudes
 
 import torch
 
+from branchgrpo.reference.types import Reduction
+
 U64 = 2.0**-53
 """Unit roundoff of float64."""
 
@@ -31,8 +33,8 @@ FINITE_DIFFERENCE = 1e-6
 u·|J|/h ≈ 1e-11·|J|; f‴ up to 10³ where the ratio is exponential in the parameter."""
 
 CONVERGENCE_ORDER = 0.05
-"""Order of convergence between T = 160 and T = 320 against 1: the next term of the error is O(1/T) of the first, with a
-constant below 10 on shift 3 (σ-steps near 1 are 3 times smaller and near 0 up to 3 times larger than 1/T)."""
+"""Order of convergence between T = 80 and T = 160 against 1: the next term of the error is O(1/T) of the first, with a
+constant below 4 on shift 3 (σ-steps near 1 are 3 times smaller and near 0 up to 3 times larger than 1/T)."""
 
 ANDERSON_FINITE_SAMPLE = 1.05
 """P(A²_n > a) over its limit is below this for n ≥ 1,000 and p ≥ 5e-9; measured by importance sampling in the suite's
@@ -63,11 +65,6 @@ def shift_invariance(shift: float, spread: float, nodes: int) -> float:
     return float(8.0 * nodes * U64 * (1.0 + abs(shift) / spread) * (2.0 * nodes) ** 0.5)
 
 
-def log_probability(elements: int, scale: float) -> float:
-    """Error of a log-probability: z² carries 4·u·|x|/std relative to |z|, times |z| ≤ 9, averaged or summed over D."""
-    return 64.0 * U64 * elements * (1.0 + scale)
-
-
 def unit_roundoff(dtype: torch.dtype) -> float:
     """Half the spacing of numbers at 1 of a floating dtype."""
     return float(torch.finfo(dtype).eps) / 2.0
@@ -76,3 +73,13 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 def relative_to(dtype: torch.dtype) -> float:
     """``PARITY`` in units of the roundoff of another dtype: two implementations that compute in it."""
     return PARITY / U64 * unit_roundoff(dtype)
+
+
+def ratio(dtype: torch.dtype, conditioning: float, elements: int, reduction: Reduction) -> float:
+    """Distance of an on-policy ratio from 1 when the mean is computed twice in ``dtype``.
+
+    Two computations of a mean in one dtype differ by at most some 16 roundings u of it, hence z by
+    16·u·|mean|/std = 16·u·c, and z²/2 by |z| times that, |z| ≤ 9; D of them under ``sum``.
+    """
+    count = elements if reduction is Reduction.SUM else 1
+    return 16.0 * 9.0 * unit_roundoff(dtype) * conditioning * count

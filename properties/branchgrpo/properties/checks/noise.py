@@ -137,9 +137,11 @@ def branch_noise_findings(
     return [*marginal_findings(name, sample), *pair_findings(name, sample, spread)]
 
 
-def sibling_findings(subject: Subject, source: NoiseSource, name: str, *, spread: float, size: int) -> list[Finding]:
-    """Only the siblings' correlation, at another spread (∞ allowed)."""
-    sample = noise_sample(noise_trace(subject, source, spread, size, torch.float64))
+def sibling_findings(
+    subject: Subject, source: NoiseSource, name: str, *, spread: float, size: int, dtype: torch.dtype
+) -> list[Finding]:
+    """Only the siblings' correlation, at another spread (∞ allowed) or in another dtype."""
+    sample = noise_sample(noise_trace(subject, source, spread, size, dtype))
     one, other = (sample.second[:, :, b::2].reshape(-1) for b in (0, 1))
     rho = 0.0 if np.isinf(spread) else correlation_of(spread)
     return [correlation_test(one, other, rho).finding(f"{name}, siblings at s = {spread:g}", "NOISE-1 NOISE-2")]
