@@ -41,17 +41,24 @@ EXAMPLE = load_examples("objective")
 
 
 def run(plan, *, reduction=Reduction.MEAN, storage=torch.float64, seed=0):
-    """A tree rolled out by a network, with its advantages and all its edges."""
+    """A tree rolled out by a network, with distinct advantages, and all its edges."""
     model = Network()
     sampling = Sampling(KeyedNoise(seed), (2, 3), storage_dtype=storage, reduction=reduction)
     (tree,) = rollout(plan, model, PROMPT, CONDITION, sampling)
     values = fuse(tree, score(tree, [Toy()]), Fusion())
-    return model, tree, normalize([tree], values, (1.0,), Normalization()), set(tree.edges())
+    # z-scores of a depth add to 0, and a mean of them cannot tell a mean from a sum: every edge gets more of its own.
+    z = normalize([tree], values, (1.0,), Normalization())
+    advantages = {node: a + 0.3 + 0.1 * node.depth - 0.07 * node.index for node, a in z.items()}
+    return model, tree, advantages, set(tree.edges())
 
 
 def loss(tree, model, advantages, kept, options=None, reduction=Reduction.MEAN, frozen=None):
     options = Objective() if options is None else options
     return objective([tree], model, [CONDITION], advantages, kept, options, reduction, frozen)
+
+
+def number(value):
+    return value.detach().item()
 
 
 def moved(model, by=0.02):
@@ -161,12 +168,12 @@ def test_reductions_over_edges():
     model, tree, advantages, kept = run(small_plan((0, 2), steps=4))
     other, wide = moved(model), {"clip_low": 0.999, "clip_high": 1e9}
     edges = trainable_edges(tree, kept)
-    alone = {e: float(loss(tree, other, advantages, {e}, Objective(**wide))) for e in edges}
-    mean = float(loss(tree, other, advantages, kept, Objective(**wide)))
+    alone = {e: number(loss(tree, other, advantages, {e}, Objective(**wide))) for e in edges}
+    mean = number(loss(tree, other, advantages, kept, Objective(**wide)))
     assert mean == pytest.approx(sum(alone.values()) / len(edges), rel=1e-12)
     by_depth = [[v for e, v in alone.items() if e.depth == d] for d in (1, 2, 3, 4)]
     expected = sum(sum(row) / len(row) for row in by_depth) / 4
-    found = float(loss(tree, other, advantages, kept, Objective(reduction="depth_mean", **wide)))
+    found = number(loss(tree, other, advantages, kept, Objective(reduction="depth_mean", **wide)))
     assert found == pytest.approx(expected, rel=1e-12)
     assert not math.isclose(found, mean, rel_tol=1e-6)
 
@@ -178,8 +185,8 @@ def test_the_kl_to_a_frozen_reference_is_subtracted_without_edge_weights(kernel,
     model, tree, advantages, kept = run(small_plan((0, 1), kernel=kernel, output=LeafOutput.DENOISED))
     frozen = moved(model)
     options = {"reduction": reduction, "edge_weights": "std"}
-    without = float(loss(tree, model, advantages, kept, Objective(**options)))
-    found = float(loss(tree, model, advantages, kept, Objective(kl=0.7, **options), frozen=frozen))
+    without = number(loss(tree, model, advantages, kept, Objective(**options)))
+    found = number(loss(tree, model, advantages, kept, Objective(kl=0.7, **options), frozen=frozen))
     terms = {}
     for edge in trainable_edges(tree, kept):
         parent, sigma = edge.parent, f64([tree.plan.sigmas[edge.depth - 1]])
