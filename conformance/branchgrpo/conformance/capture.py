@@ -1,14 +1,15 @@
 """Driving an implementation through one case: everything that a trace holds, from its operations alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
+from branchgrpo.conformance.checks.base import UnsupportedError
 from branchgrpo.conformance.checks.limits import COEFFICIENT
 from branchgrpo.conformance.probe import Probe, edge_coefficients
 from branchgrpo.conformance.record import Dtypes, Level, Record, RewardInfo
@@ -21,8 +22,18 @@ from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.protocols import Condition, NoiseSource, Prompt, RewardModel
 from branchgrpo.reference.windows import WindowedPlan, WindowSchedule
 
-OPEN = Objective(clip_low=0.999, clip_high=1e6)
-"""An objective whose clip no ratio reaches."""
+Part = TypeVar("Part")
+OPEN = Objective(clip_low=0.999, clip_high=0.999)
+"""An objective whose clip no ratio of unchanged weights reaches, the same on both sides."""
+
+
+@dataclass(frozen=True, eq=False)
+class Backbone:
+    """A velocity model with the prompts that it is asked for and their condition, one item a prompt."""
+
+    model: torch.nn.Module
+    prompts: tuple[Prompt, ...]
+    condition: Condition
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,7 @@ class Case:
         dtype, storage: of the arithmetic and of stored states.
         iteration, seed: of the keyed noise, windows and subsets.
         training: also drive the objective: ratios and coefficients.
+        backbone: a velocity of somebody's run instead of the small network, with its prompts; no KL then.
     """
 
     method: Method
@@ -50,10 +62,13 @@ class Case:
     seed: int = 7
     training: bool = True
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    backbone: Backbone | None = None
 
     @property
     def prompt_list(self) -> tuple[Prompt, ...]:
-        """The prompts, with the ids 1, 2 and so on."""
+        """The backbone's prompts, or prompts with the ids 1, 2 and so on."""
+        if self.backbone is not None:
+            return tuple(self.backbone.prompts)
         return tuple(Prompt(i + 1, f"prompt {i + 1}") for i in range(self.prompts))
 
     def sampling(self) -> dict[str, Any]:
@@ -109,7 +124,7 @@ def coefficients(
 
 def trained_edges(
     implementation: Implementation, case: Case, update: Update, condition: Condition
-) -> list[dict[int, Bool[Tensor, "prompts nodes"]]]:
+) -> list[dict[int, Bool[Tensor, "prompts _"]]]:
     """E as the objective takes it: with advantage 1 everywhere exactly its edges have a coefficient."""
     ones = [tuple(torch.ones_like(level) for level in levels) for levels in update.advantages]
     found = coefficients(implementation, case, replace(update, advantages=ones), condition, OPEN)
@@ -121,8 +136,17 @@ def trained_edges(
     return trained
 
 
-def policy(case: Case) -> Network:
-    """v_θ of a case."""
+def conditions(case: Case) -> Condition:
+    """One condition a prompt of the case."""
+    if case.backbone is not None:
+        return case.backbone.condition
+    return condition_for(case.prompt_list, case.dtype, case.device)
+
+
+def policy(case: Case) -> Any:
+    """v_θ of a case: a ``VelocityModel`` that is a module."""
+    if case.backbone is not None:
+        return case.backbone.model.to(case.device)
     return Network(math.prod(case.latent), dtype=case.dtype).to(case.device)
 
 
@@ -206,24 +230,76 @@ def numbered(levels: Sequence[Tensor], first: int = 0) -> Level:
     return {first + d: level.cpu() for d, level in enumerate(levels)}
 
 
+def attempt(action: Callable[[], Part]) -> Part | None:
+    """What an operation answers, or None where the subject says that it cannot do what is asked."""
+    try:
+        return action()
+    except UnsupportedError:
+        return None
+
+
+def kept_edges(implementation: Implementation, case: Case, plan: Plan, values: Levels) -> Masks | None:
+    """Masks of the case's rules, or None without the operation; keys of one reward model need none (PRUNE-2)."""
+    method, has = case.method, implementation.capabilities
+    if "prune" not in has:
+        return None
+    if "leaf_keys" in has:
+        keys = implementation.leaf_keys(plan, values, case.weights, method.normalization)
+    elif len(case.weights) == 1:
+        keys = values[-1][..., 0] * case.weights[0]
+    else:
+        return None
+    return implementation.prune(plan, keys, method.pruning, case.iteration)
+
+
+def every_edge(trace: Trace) -> Masks:
+    """Masks that keep all edges."""
+    return tuple(torch.ones(s.shape[:2], dtype=torch.bool, device=s.device) for s in trace.states[1:])
+
+
+def tail_levels(implementation: Implementation, case: Case, trace: Trace, rewards: Tensor) -> dict[str, Level]:
+    """What follows a rollout, as far as the operations reach: values, advantages, kept edges, the first update.
+
+    What an operation that is missing, or that answers with ``UnsupportedError``, would have given is absent from the
+    record, and so is what is made from it.
+    """
+    method, plan, has = case.method, trace.plan, implementation.capabilities
+    levels: dict[str, Level] = {}
+    kept = advantages = None
+    values = attempt(lambda: implementation.fuse(trace, rewards, method.fusion)) if "fuse" in has else None
+    if values is not None:
+        levels["values"] = numbered(values)
+        kept = attempt(lambda: kept_edges(implementation, case, plan, values))
+        if "normalize" in has:
+            advantages = attempt(lambda: implementation.normalize(plan, values, case.weights, method.normalization))
+    if kept is not None:
+        levels["kept"] = numbered(kept, 1)
+    if advantages is not None:
+        levels["advantages"] = numbered(advantages)
+    edges = kept if kept is not None else None if method.pruning else every_edge(trace)
+    if case.training and edges is not None and "objective" in has:
+        masks = allowed_masks(implementation, case, plan, edges)
+        update = Update([trace], [advantages or zeros_of(trace)], [masks])
+        found = attempt(lambda: training_levels(implementation, case, update, conditions(case)))
+        if found is not None and advantages is None:
+            found[0].pop("gradients")  # of advantages that the subject did not make
+        levels |= found[0] if found is not None else {}
+    return levels
+
+
+def zeros_of(trace: Trace) -> Levels:
+    """Advantages 0, where a subject makes none."""
+    return tuple(torch.zeros(s.shape[:2], dtype=torch.float64, device=s.device) for s in trace.states)
+
+
 def capture_plan(implementation: Implementation, case: Case, noise: NoiseSource) -> list[Record]:
     """The record of a case whose sampler is a plan at its iteration."""
     method, plan = case.method, case.method.plan_at(case.iteration, case.seed)
     assert isinstance(plan, Plan)
-    condition = condition_for(case.prompt_list, case.dtype, case.device)
-    model = policy(case)
-    trace = implementation.rollout(plan, model, case.prompt_list, condition, noise, **case.sampling())
+    trace = implementation.rollout(plan, policy(case), case.prompt_list, conditions(case), noise, **case.sampling())
     rewards = score(trace, case.rewards)
-    values = implementation.fuse(trace, rewards, method.fusion)
-    advantages = implementation.normalize(plan, values, case.weights, method.normalization)
-    keys = implementation.leaf_keys(plan, values, case.weights, method.normalization)
-    kept = implementation.prune(plan, keys, method.pruning, case.iteration)
-    levels = {"values": numbered(values), "advantages": numbered(advantages), "kept": numbered(kept, 1)}
-    if case.training:
-        masks = allowed_masks(implementation, case, plan, kept)
-        levels |= training_levels(implementation, case, Update([trace], [advantages], [masks]), condition)[0]
-    record = record_of(case, trace, method)
-    return [replace(record.with_levels(**levels), rewards=rewards.cpu())]
+    record = record_of(case, trace, method).with_levels(**tail_levels(implementation, case, trace, rewards))
+    return [replace(record, rewards=rewards.cpu())]
 
 
 def training_levels(
@@ -250,7 +326,7 @@ def capture_family(implementation: Implementation, case: Case, noise: NoiseSourc
     """The records of a plan family: one a member; those of the first granularity carry advantages."""
     method, family = case.method, case.method.plan_at(case.iteration, case.seed)
     assert isinstance(family, PlanFamily)
-    condition = condition_for(case.prompt_list, case.dtype, case.device)
+    condition = conditions(case)
     model = policy(case)
     traces = implementation.singular_rollout(family, model, case.prompt_list, condition, noise, **case.sampling())
     rewards = {member: score(trace, case.rewards) for member, trace in traces.items()}

@@ -55,6 +55,7 @@ def statistics_cases(dtype: torch.dtype = torch.float64) -> dict[str, Case]:
         "noise-flow": Case(method("noise-flow", tree(FLOW, branching=2)), ONE, **big),  # type: ignore[arg-type]
         "noise-cps": Case(method("noise-cps", tree(CPS, branching=2)), ONE, **big),  # type: ignore[arg-type]
         "noise-roots": Case(method("noise-roots", tree(SDE, roots=2)), ONE, **big),  # type: ignore[arg-type]
+        "noise-flat": Case(method("noise-flat", tree_plan(4, SDE, splits=(0,), branching=4)), ONE, **big),  # type: ignore[arg-type]
         "noise-wide": Case(method("noise-wide", tree(SDE, spread=math.inf)), ONE, **big),  # type: ignore[arg-type]
     }
 
@@ -66,6 +67,7 @@ def plan_cases() -> dict[str, Case]:
     sample = tree(SDE, output=LeafOutput.SAMPLE, trained_steps=(0, 1, 2, 3))
     roots = Normalization(mean_scope="prompt", std_scope="batch", bessel=False, eps=1e-4)
     pooled = Normalization(mean_scope="prompt", std_scope="prompt")
+    grouped = Normalization(mean_scope="prompt", std_scope="prompt")
     summed = Normalization(order="sum_then_normalize")
     low = torch.bfloat16
     flat = tree_plan(6, SDE, splits=(0,), branching=8, trained_fraction=0.5)
@@ -83,6 +85,15 @@ def plan_cases() -> dict[str, Case]:
         "equal": Case(method("equal", tree()), (Constant(),)),
         "depth-mean": Case(method("depth-mean", tree(), objective=replace(WIDE, reduction="depth_mean")), ONE),
         "weighted": Case(method("weighted", tree(FLOW), objective=replace(WIDE, edge_weights="std")), ONE),
+        "flat": Case(method("flat", tree_plan(5, SDE, splits=(0,), branching=6), fusion=Fusion(beta=0.0)), ONE),
+        "flat-roots": Case(method("flat-roots", tree_plan(5, SDE, roots=6), normalization=grouped), ONE),
+        "flat-bf16": Case(
+            method("flat-bf16", tree_plan(5, SDE, splits=(0,), branching=4), fusion=Fusion(beta=0.0)),
+            ONE,
+            dtype=torch.float32,
+            storage=low,
+            latent=(16, 16),
+        ),
         "fraction": Case(method("fraction", flat), ONE),
         "bf16": Case(method("bf16", tree()), ONE, dtype=torch.float32, storage=low, latent=(16, 16)),
     }

@@ -5,14 +5,23 @@ from dataclasses import replace
 
 from branchgrpo.conformance.capture import Case, capture
 from branchgrpo.conformance.cases import all_cases
-from branchgrpo.conformance.checks.base import OPERATION_CHECKS, TRACE_CHECKS, Subject
+from branchgrpo.conformance.checks.base import OPERATION_CHECKS, TRACE_CHECKS, Subject, UnsupportedError
 from branchgrpo.conformance.record import Record
 from branchgrpo.conformance.report import Report, make_report
 from branchgrpo.conformance.runner import Result, run_check, run_trace_checks
 from branchgrpo.reference.noise import KeyedNoise
 
-NEEDED = ("rollout", "fuse", "normalize", "leaf_keys", "prune", "objective")
-"""Operations without which no case can be driven."""
+CASE_NEEDS = {
+    "family": {"singular_rollout", "granular_advantages", "fuse"},
+    "fraction": {"trained_subsets"},
+}
+"""Operations that cases need beside ``rollout``, by the start of the case's name."""
+
+
+def lacking(name: str, has: frozenset[str]) -> set[str]:
+    """Operations that a case needs and the subject has not."""
+    needed = next((needs for start, needs in CASE_NEEDS.items() if name.startswith(start)), set())
+    return ({"rollout"} | needed if not name.startswith("family") else needed) - has
 
 
 def record_case(subject: Subject, case: Case) -> list[Record]:
@@ -22,24 +31,29 @@ def record_case(subject: Subject, case: Case) -> list[Record]:
 
 
 def drive_cases(subject: Subject, progress: Callable[[str], None]) -> tuple[list[Record], list[Result]]:
-    """Records of every case that the subject has the operations for, and a failure for each one that raises."""
-    has = set(subject.implementation.capabilities)
+    """Records of every case as far as the subject's operations reach, and a result for each case without a record.
+
+    A case is unsupported if the subject lacks an operation for it or answers with ``UnsupportedError``, and failed if
+    it raises anything else.
+    """
+    has = frozenset(subject.implementation.capabilities)
     records: list[Record] = []
-    failures: list[Result] = []
-    if missing := [name for name in NEEDED if name not in has]:
-        return [], [Result("cases_run", "TRACE-4", "unsupported", f"no operation {', '.join(missing)}")]
+    results: list[Result] = []
     for name, case in all_cases().items():
         progress(name)
-        family = name.startswith("family")
-        if family and not has >= {"singular_rollout", "granular_advantages"}:
-            continue
-        if name == "fraction" and "trained_subsets" not in has:
+        if missing := lacking(name, has):
+            reason = f"no operation {', '.join(sorted(missing))}"
+            results.append(Result(f"case_{name}_runs", "TRACE-4", "unsupported", reason))
             continue
         try:
             records += record_case(subject, case)
+        except UnsupportedError as reason:
+            results.append(Result(f"case_{name}_runs", "TRACE-4", "unsupported", str(reason)))
         except Exception as error:
-            failures.append(Result(f"case_{name}_runs", "TRACE-4", "failed", f"{type(error).__name__}: {error}"))
-    return records, failures or [Result("cases_run", "TRACE-4", "passed")]
+            results.append(Result(f"case_{name}_runs", "TRACE-4", "failed", f"{type(error).__name__}: {error}"))
+    if records and not any(result.status == "failed" for result in results):
+        results.append(Result("cases_run", "TRACE-4", "passed"))
+    return records, results
 
 
 def judge(

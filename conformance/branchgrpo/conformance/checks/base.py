@@ -1,6 +1,6 @@
 """What a check is: a function that judges one clause from a trace, or from the operations of an implementation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -104,6 +104,25 @@ def some(found: list[Item], what: str) -> list[Item]:
     return found
 
 
+def each_supported(actions: Iterable[Callable[[], None]]) -> None:
+    """Judge a clause by every action that the subject can do; unsupported only if it can do none of them.
+
+    For clauses that hold for several kernels or options, of which an implementation may have some.
+
+    Raises:
+        UnsupportedError: the reason that the last of them gave.
+    """
+    reason, judged = UnsupportedError("nothing to judge"), False
+    for action in actions:
+        try:
+            action()
+            judged = True
+        except UnsupportedError as found:
+            reason = found
+    if not judged:
+        raise reason
+
+
 def expect_close(found: torch.Tensor, wanted: torch.Tensor, limit: float, what: str) -> None:
     """Report a broken clause unless two tensors agree to ``limit`` of the largest expected entry."""
     if found.shape != wanted.shape:
@@ -117,9 +136,11 @@ def expect_close(found: torch.Tensor, wanted: torch.Tensor, limit: float, what: 
 
 
 def expect_refused(action: Callable[[], object], what: str) -> None:
-    """Report a broken clause if bad input is accepted."""
+    """Report a broken clause if bad input is accepted; an operation that is missing refuses nothing."""
     try:
         action()
+    except UnsupportedError:
+        raise
     except Exception:
         return
     fail(f"{what} is accepted")

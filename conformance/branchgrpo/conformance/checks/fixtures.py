@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from branchgrpo.conformance.checks.base import Subject
+from branchgrpo.conformance.checks.base import Subject, UnsupportedError
 from branchgrpo.conformance.subjects import Distance, Network, condition_for
 from branchgrpo.reference.implementation import Levels, Masks, Trace
 from branchgrpo.reference.method import tree_plan
@@ -29,6 +29,20 @@ def prompts_of(count: int) -> tuple[Prompt, ...]:
 def small_tree(**options: Any) -> Plan:
     """Eight leaves at most: splits at steps 0 and 2 of 5, s = 1."""
     return tree_plan(5, SDE, **{"splits": (0, 2), "branching": 2, "spread": 1.0, **options})
+
+
+def small_plan(subject: Subject, **options: Any) -> Plan:
+    """The small tree, or four chains that part at step 0 for a subject that can grow no tree."""
+    flat = tree_plan(5, SDE, **{"splits": (0,), "branching": 4, **options})
+    for plan in (small_tree(**options), flat):
+        try:
+            rolled(subject, plan)
+        except UnsupportedError:
+            continue
+        except Exception:  # the check that asked will meet it, and report it as its own
+            return plan
+        return plan
+    return flat
 
 
 def sampling(iteration: int = 0, storage: torch.dtype = torch.float64) -> dict[str, Any]:

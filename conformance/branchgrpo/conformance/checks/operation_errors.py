@@ -15,7 +15,7 @@ from branchgrpo.conformance.checks.fixtures import (
     rewards_of,
     rolled,
     sampling,
-    small_tree,
+    small_plan,
 )
 from branchgrpo.conformance.clauses import clause
 from branchgrpo.conformance.subjects import condition_for
@@ -50,19 +50,19 @@ def one_nan(v: Tensor) -> Tensor:
 @clause("ERR-3")
 def a_broken_model_is_refused(subject: Subject) -> None:
     """A velocity of another shape, or with a NaN, and a condition of another batch are errors."""
-    model = network(subject)
+    model, plan = network(subject), small_plan(subject)
     spoils: dict[str, Callable[[Tensor], Tensor]] = {
         "a NaN velocity": one_nan,
         "an infinite velocity": lambda v: v / 0.0,
         "a velocity of another shape": lambda v: v[:, :1],
     }
     for what, spoil in spoils.items():
-        expect_refused(lambda spoil=spoil: rolled(subject, small_tree(), model=Broken(model, spoil)), what)  # type: ignore[misc]
+        expect_refused(lambda spoil=spoil: rolled(subject, plan, model=Broken(model, spoil)), what)  # type: ignore[misc]
     prompts = prompts_of(2)
     short = condition_for(prompts[:1], torch.float64, subject.device)
     implementation = subject.operation("rollout")
     expect_refused(
-        lambda: implementation.rollout(small_tree(), model, prompts, short, KeyedNoise(1), **sampling()),
+        lambda: implementation.rollout(plan, model, prompts, short, KeyedNoise(1), **sampling()),
         "a condition of one item for two prompts",
     )
 
@@ -71,7 +71,7 @@ def a_broken_model_is_refused(subject: Subject) -> None:
 @clause("ERR-4")
 def broken_rewards_are_refused(subject: Subject) -> None:
     """Rewards of a wrong length, a non-finite reward and weights of a wrong length are errors."""
-    plan = small_tree()
+    plan = small_plan(subject)
     trace = rolled(subject, plan)
     rewards = rewards_of(trace)
     fuse, normalize = subject.operation("fuse").fuse, subject.operation("normalize").normalize
@@ -88,7 +88,7 @@ def broken_rewards_are_refused(subject: Subject) -> None:
 @clause("ERR-2")
 def nothing_to_train_is_refused(subject: Subject) -> None:
     """An empty trained set, and width pruning without a split, are errors."""
-    trace = rolled(subject, small_tree())
+    trace = rolled(subject, small_plan(subject))
     condition = condition_for(trace.prompts, torch.float64, subject.device)
     nothing = tuple(torch.zeros_like(mask) for mask in all_edges(trace))
     implementation = subject.operation("objective")
@@ -109,7 +109,7 @@ def nothing_to_train_is_refused(subject: Subject) -> None:
 @clause("OBJ-8")
 def conditions_match_the_trees(subject: Subject) -> None:
     """An objective over two prompts refuses one condition."""
-    trace = rolled(subject, small_tree())
+    trace = rolled(subject, small_plan(subject))
     short = condition_for(trace.prompts[:1], torch.float64, subject.device)
     implementation = subject.operation("objective")
     expect_refused(
@@ -131,7 +131,7 @@ def conditions_match_the_trees(subject: Subject) -> None:
 @clause("ERR-5")
 def options_without_effect_are_refused(subject: Subject) -> None:
     """A KL without a frozen policy, and a frozen policy without a KL, are errors."""
-    trace = rolled(subject, small_tree())
+    trace = rolled(subject, small_plan(subject))
     condition = condition_for(trace.prompts, torch.float64, subject.device)
     implementation = subject.operation("objective")
 

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from branchgrpo.conformance.checks.base import Subject, expect, expect_close, operation_check
+from branchgrpo.conformance.checks.base import Subject, each_supported, expect, expect_close, operation_check
 from branchgrpo.conformance.checks.fixtures import (
     FLOW,
     all_edges,
@@ -15,6 +16,7 @@ from branchgrpo.conformance.checks.fixtures import (
     network,
     prompts_of,
     rolled,
+    small_plan,
     small_tree,
 )
 from branchgrpo.conformance.clauses import clause
@@ -26,7 +28,7 @@ from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.protocols import VelocityModel
 from branchgrpo.reference.types import LeafOutput, Reduction
 
-WIDE = Objective(clip_low=0.05, clip_high=0.1)
+WIDE, SAME = Objective(clip_low=0.05, clip_high=0.1), Objective(clip_low=0.05, clip_high=0.05)
 
 
 def value(
@@ -60,23 +62,28 @@ def trained_depths(plan: Plan) -> list[int]:
 @clause("OBJ-2")
 def the_surrogate_is_clipped_from_the_right_side(subject: Subject) -> None:
     """min(ρ A, clip(ρ) A): a large ratio is clipped where A > 0 only, a small one where A < 0 only."""
-    trace = rolled(subject, small_tree())
+    trace = rolled(subject, small_plan(subject))
+    each_supported(partial(compare_surrogate, subject, trace, options) for options in (WIDE, SAME))
+
+
+def compare_surrogate(subject: Subject, trace: Trace, options: Objective) -> None:
+    """J of a tree against the surrogate at ratios on both sides of one clip range."""
     advantages = alternating(trace)
     flat = torch.cat([advantages[depth] for depth in trained_depths(trace.plan)], dim=1)
     for shift in (0.3, 0.02, -0.02, -0.3):
         rho = math.exp(shift)
-        clipped = min(max(rho, 1 - WIDE.clip_low), 1 + WIDE.clip_high)
+        clipped = min(max(rho, 1 - options.clip_low), 1 + options.clip_high)
         wanted = torch.minimum(rho * flat, clipped * flat).mean()
-        expect_close(value(subject, aged(trace, shift), WIDE), wanted, 1e-8, f"J at ρ = {rho:.3f}")
+        expect_close(value(subject, aged(trace, shift), options), wanted, 1e-8, f"J at ρ = {rho:.3f}")
 
 
 @operation_check
 @clause("OBJ-1")
 def the_ratio_is_new_over_old(subject: Subject) -> None:
     """ρ = p_θ/p_old: old log-probabilities that are lower by 0.02 raise J of positive advantages by e^0.02."""
-    trace = rolled(subject, small_tree())
+    trace = rolled(subject, small_plan(subject))
     ones = tuple(torch.ones_like(level) for level in alternating(trace))
-    found = value(subject, aged(trace, 0.02), WIDE, ones)
+    found = value(subject, aged(trace, 0.02), SAME, ones)
     expect_close(found, torch.tensor(math.exp(0.02), dtype=torch.float64), 1e-8, "J of advantage 1 at ρ = e^0.02")
 
 
@@ -84,20 +91,20 @@ def the_ratio_is_new_over_old(subject: Subject) -> None:
 @clause("OBJ-4")
 def depth_mean_weighs_depths_equally(subject: Subject) -> None:
     """``edge_mean`` is the mean over edges, ``depth_mean`` the mean within a depth and then over depths."""
-    trace = rolled(subject, small_tree())
+    trace = rolled(subject, small_plan(subject))
     advantages = alternating(trace)
     levels = [advantages[depth] for depth in trained_depths(trace.plan)]
     by_edge = torch.cat(levels, dim=1).mean()
     by_depth = torch.stack([level.mean() for level in levels]).mean()
-    expect_close(value(subject, trace, WIDE), by_edge, 1e-8, "edge_mean at ρ = 1")
-    expect_close(value(subject, trace, replace(WIDE, reduction="depth_mean")), by_depth, 1e-8, "depth_mean at ρ = 1")
+    expect_close(value(subject, trace, SAME), by_edge, 1e-8, "edge_mean at ρ = 1")
+    expect_close(value(subject, trace, replace(SAME, reduction="depth_mean")), by_depth, 1e-8, "depth_mean at ρ = 1")
 
 
 @operation_check
 @clause("OBJ-5")
 def the_kl_has_the_steps_std_and_a_gradient(subject: Subject) -> None:
     """β_KL times the mean of ‖μ − μ_ref‖²/(2 std²) is subtracted, std with √Δ, differentiable in the policy alone."""
-    trace, policy, frozen = rolled(subject, small_tree()), network(subject), network(subject, 0.8)
+    trace, policy, frozen = rolled(subject, small_plan(subject)), network(subject), network(subject, 0.8)
     condition = condition_for(trace.prompts, torch.float64, subject.device)
     zeros = tuple(torch.zeros_like(level) for level in alternating(trace))
     terms = []
@@ -113,7 +120,7 @@ def the_kl_has_the_steps_std_and_a_gradient(subject: Subject) -> None:
             ]
         kl = ((means[0] - means[1]) ** 2 / (2 * float(trace.stds[step]) ** 2)).flatten(1).mean(dim=1)
         terms.append(kl.reshape(2, -1).repeat_interleave(trace.plan.branching[step], dim=1))
-    options = replace(WIDE, kl=0.7)
+    options = replace(SAME, kl=0.7)
     wanted = -0.7 * torch.cat(terms, dim=1).mean()
     found = subject.operation("objective").objective(
         [trace], policy, condition, [zeros], [all_edges(trace)], options, Reduction.MEAN, frozen
@@ -134,7 +141,7 @@ def std_weights_have_mean_1_over_steps(subject: Subject) -> None:
     stds = [float(trace.stds[step]) for step in plan.trainable_steps]
     mean = sum(stds) / len(stds)
     levels = [std / mean * advantages[depth] for std, depth in zip(stds, trained_depths(plan), strict=True)]
-    found = value(subject, trace, replace(WIDE, edge_weights="std"))
+    found = value(subject, trace, replace(SAME, edge_weights="std"))
     expect_close(found, torch.cat(levels, dim=1).mean(), 1e-8, "J with std weights")
 
 
@@ -142,7 +149,7 @@ def std_weights_have_mean_1_over_steps(subject: Subject) -> None:
 @clause("OBJ-7")
 def j_is_the_mean_over_trees(subject: Subject) -> None:
     """J of several prompts is the mean of their own Js, however many edges each keeps."""
-    trace = rolled(subject, small_tree(), prompts_of(3))
+    trace = rolled(subject, small_plan(subject), prompts_of(3))
     advantages, masks = alternating(trace), all_edges(trace)
     masks[-2][0] = False
     condition = condition_for(trace.prompts, torch.float64, subject.device)
@@ -159,17 +166,17 @@ def j_is_the_mean_over_trees(subject: Subject) -> None:
         own, kept = tuple(a[pick] for a in advantages), tuple(m[pick] for m in masks)
         row = condition.gather(torch.tensor([prompt]))
         parts.append(
-            implementation.objective([alone], network(subject), row, [own], [kept], WIDE, Reduction.MEAN, None).detach()
+            implementation.objective([alone], network(subject), row, [own], [kept], SAME, Reduction.MEAN, None).detach()
         )
     wanted = torch.stack(parts).mean()
-    expect_close(value(subject, trace, WIDE, advantages, masks).detach(), wanted, 1e-8, "J of three prompts")
+    expect_close(value(subject, trace, SAME, advantages, masks).detach(), wanted, 1e-8, "J of three prompts")
 
 
 @operation_check
 @clause("PRUNE-6")
 def the_pruned_gradient_is_the_mean_of_the_kept(subject: Subject) -> None:
     """The gradient under masks is the mean of the unpruned gradients of the edges that stay."""
-    trace = rolled(subject, small_tree(), prompts_of(1))
+    trace = rolled(subject, small_plan(subject), prompts_of(1))
     condition = condition_for(trace.prompts, torch.float64, subject.device)
     policy, advantages = network(subject), alternating(trace)
     masks = all_edges(trace)
@@ -178,7 +185,7 @@ def the_pruned_gradient_is_the_mean_of_the_kept(subject: Subject) -> None:
 
     def gradient(kept: Masks) -> Tensor:
         j = subject.operation("objective").objective(
-            [trace], policy, condition, [advantages], [kept], WIDE, Reduction.MEAN, None
+            [trace], policy, condition, [advantages], [kept], SAME, Reduction.MEAN, None
         )
         return torch.cat([g.flatten() for g in torch.autograd.grad(j, [policy.inner, policy.outer])])
 
@@ -199,4 +206,4 @@ def untrained_steps_stay_untrained(subject: Subject) -> None:
     trace = rolled(subject, plan)
     advantages = alternating(trace)
     wanted = torch.cat([advantages[2], advantages[4]], dim=1).mean()
-    expect_close(value(subject, trace, WIDE, advantages), wanted, 1e-8, "J of the plan's trained steps")
+    expect_close(value(subject, trace, SAME, advantages), wanted, 1e-8, "J of the plan's trained steps")

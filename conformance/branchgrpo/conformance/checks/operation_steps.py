@@ -1,11 +1,12 @@
 """Operation checks of kernels, branch noise and log-probability: formulas on given arrays."""
 
 import math
+from functools import partial
 
 import torch
 from scipy.stats import norm
 
-from branchgrpo.conformance.checks.base import Subject, expect, expect_close, operation_check
+from branchgrpo.conformance.checks.base import Subject, each_supported, expect, expect_close, operation_check
 from branchgrpo.conformance.checks.levels import expected_stds
 from branchgrpo.conformance.checks.limits import EXACT
 from branchgrpo.conformance.clauses import clause
@@ -46,18 +47,23 @@ def ode_steps_are_euler_steps(subject: Subject) -> None:
     compare_means(subject, plan, [(1.0, -delta) for delta in plan.deltas])
 
 
+def compare_sde_means(subject: Subject, kind: KernelKind, eta: float) -> None:
+    """Means of one SDE kernel against its drift."""
+    plan = plan_of(kind, eta)
+    gains = []
+    for sigma, delta in zip(plan.sigmas, plan.deltas, strict=False):
+        ratio = sigma / (1 - (plan.sigmas[1] if sigma == 1 else sigma)) if kind is KernelKind.FLOW_SDE else 1.0
+        drift = eta**2 * ratio * delta / (2 * sigma)
+        gains.append((1 - drift, -delta - drift * (1 - sigma)))
+    compare_means(subject, plan, gains)
+
+
 @operation_check
 @clause("KERN-3")
 def sde_means_follow_the_score(subject: Subject) -> None:
     """SDE means are x − Δ v − g²Δ/(2σ)·(x + (1 − σ) v), for constant and flow g, at σ = 1 too."""
-    for kind, eta in ((KernelKind.SDE, 0.3), (KernelKind.SDE, 1.1), (KernelKind.FLOW_SDE, 0.7)):
-        plan = plan_of(kind, eta)
-        gains = []
-        for sigma, delta in zip(plan.sigmas, plan.deltas, strict=False):
-            ratio = sigma / (1 - (plan.sigmas[1] if sigma == 1 else sigma)) if kind is KernelKind.FLOW_SDE else 1.0
-            drift = eta**2 * ratio * delta / (2 * sigma)
-            gains.append((1 - drift, -delta - drift * (1 - sigma)))
-        compare_means(subject, plan, gains)
+    settings = ((KernelKind.SDE, 0.3), (KernelKind.SDE, 1.1), (KernelKind.FLOW_SDE, 0.7))
+    each_supported(partial(compare_sde_means, subject, kind, eta) for kind, eta in settings)
 
 
 @operation_check
