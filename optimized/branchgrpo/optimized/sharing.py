@@ -1,4 +1,4 @@
-"""One large tree over several ranks: who owns what, and how the tail sees the whole (spec: rollout, objective)."""
+"""Prompts or sub-trees over several ranks: who owns what, and how the tail sees the whole (spec: normalization)."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import torch
 
 from branchgrpo.optimized.pruning import Masks
 from branchgrpo.optimized.ranks import Ranks, Share
-from branchgrpo.optimized.tree import Tree
+from branchgrpo.optimized.tree import Levels, Tree
 from branchgrpo.reference.plan import Plan
 
 
@@ -52,3 +52,17 @@ def gather_log_probs(tree: Tree, share: Share, ranks: Ranks) -> Tree:
         for depth, lp in enumerate(tree.log_probs, start=1)
     ]
     return replace(tree, log_probs=tuple(log_probs))
+
+
+def gather_levels(values: Levels, ranks: Ranks) -> tuple[Levels, slice]:
+    """Values of all ranks' prompts, in rank order, and where this rank's rows are among them.
+
+    Clause: NORM-2.  What is then computed from them is bit-identical on every rank, and to one process's result.
+
+    Args:
+        values: this rank's, ``[prompts, R·n_d, *rest]`` float64.
+        ranks: each with prompts of its own, any number.
+    """
+    rows = len(values[0])
+    first = ranks.first_row(rows)
+    return tuple(ranks.rows(level) for level in values), slice(first, first + rows)
