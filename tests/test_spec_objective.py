@@ -195,7 +195,7 @@ def test_the_kl_to_a_frozen_reference_is_subtracted_without_edge_weights(kernel,
         zero, one = (kernel_mean(tree.plan, edge.depth - 1, parent.state, v) for v in (0.0, 1.0))
         slope = (one - zero).flatten()[0]
         terms[edge] = ((slope * difference) ** 2).mean() / (2 * edge.std**2)
-    assert found == pytest.approx(without - 0.7 * float(reduce_edges(terms, reduction)), rel=1e-12)
+    assert found == pytest.approx(without - 0.7 * number(reduce_edges(terms, reduction)), rel=1e-12)
     own = loss(tree, model, advantages, kept, Objective(kl=0.7, **options), frozen=model)
     close(own, without)
 
