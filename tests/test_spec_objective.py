@@ -235,7 +235,7 @@ def test_weights_go_by_the_distinct_trained_steps_of_the_whole_update():
     options = Objective(edge_weights="std")
     j = objective([first, second], model, [CONDITION] * 2, advantages | more, part | only, options, Reduction.MEAN)
     plain = [float(torch.stack([a[e] for e in edges]).mean()) for a, edges in ((advantages, part), (more, only))]
-    assert float(j) == pytest.approx((weights[0] * plain[0] + weights[2] * plain[1]) / 2, rel=1e-11)
+    assert number(j) == pytest.approx((weights[0] * plain[0] + weights[2] * plain[1]) / 2, rel=1e-11)
 
 
 @clause("OBJ-7")
