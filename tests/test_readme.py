@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from helpers_cli import ROOT, branchgrpo
 
+from branchgrpo.cli.commands import COMMANDS
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"{room}/README.md" for room in (
     "reference", "optimized", "properties", "conformance", "tests"
@@ -32,6 +34,11 @@ def test_python_example_trains_the_edges_that_are_counted():
         exec(compile(example, "README.md", "exec"), {})
     # Two prompts of 130 trained edges and 115 model calls each.
     assert re.fullmatch(r"260 edges through 230 model calls, J = [+-]\d\.\d{4}\n", printed.getvalue())
+
+
+def test_commands_are_those_that_exist():
+    table = re.findall(r"^\| `branchgrpo (\w+)` \| (.*) \|$", README, flags=re.MULTILINE)
+    assert table == [(command.name, command.summary) for command in COMMANDS]
 
 
 @pytest.mark.parametrize("page", PAGES)
