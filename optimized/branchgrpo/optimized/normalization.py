@@ -44,10 +44,10 @@ def standardise(
 
 
 def reward_weights(weights: Sequence[float], models: int) -> Float64[Tensor, "models"]:
-    """The weights as float64, one finite real a reward model (NORM-5, ERR-4)."""
+    """The weights as float64, one finite real a reward model, not all 0 (NORM-5, REW-4, ERR-4)."""
     w = torch.tensor(list(weights), dtype=torch.float64)
-    if w.shape != (models,) or not bool(torch.isfinite(w).all()):
-        raise OptionError("weights", tuple(weights), f"{models} finite reals, one a reward model")
+    if w.shape != (models,) or not bool(torch.isfinite(w).all()) or not bool(w.any()):
+        raise OptionError("weights", tuple(weights), f"{models} finite reals, one a reward model, not all 0")
     return w
 
 
