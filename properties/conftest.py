@@ -142,6 +142,12 @@ def reference() -> Subject:
 
 
 @pytest.fixture(scope="session")
+def optimized() -> Subject:
+    """The batched path, where a check drives what only it has."""
+    return load_subject(OPTIMIZED)
+
+
+@pytest.fixture(scope="session")
 def ledger(pytestconfig: pytest.Config) -> Ledger:
     """The run's ledger."""
     return pytestconfig.stash[LEDGER]

@@ -70,7 +70,7 @@ def normalised_level(values: Array, options: Normalization) -> Array:
     """A of one depth and one column, ``[prompts, roots, nodes]`` (NORM-1 … NORM-4)."""
     centre, spread = level_axes(options)
 
-    def degenerate(axis: tuple[int, ...]) -> Array:
+    def degenerate(axis: tuple[int, ...]) -> Bool[np.ndarray, "..."]:
         count = np.prod([values.shape[a] for a in axis])
         low, high = (f(values, axis=axis, keepdims=True) for f in (np.min, np.max))
         top = np.abs(values).max(axis=axis, keepdims=True)

@@ -13,7 +13,7 @@ from branchgrpo.reference.protocols import NoiseRole
 Key = tuple[NoiseRole, int, int, int]
 """(role, root, depth, node): one independent draw of a prompt."""
 
-Forms = Float64[np.ndarray, "nodes normals"]
+Forms = Float64[np.ndarray, "_ normals"]
 
 
 def draws_of(plan: Plan, chain: Chain, random_root: bool = True) -> list[Key]:

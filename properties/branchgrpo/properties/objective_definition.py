@@ -17,12 +17,12 @@ from branchgrpo.reference.protocols import VelocityModel
 from branchgrpo.reference.types import Reduction
 
 
-def trained_masks(plan: Plan, kept: Masks) -> dict[int, Bool[Tensor, "trees nodes"]]:
+def trained_masks(plan: Plan, kept: Masks) -> dict[int, Bool[Tensor, "trees _"]]:
     """E as a mask ``[trees, n]`` for every trainable step (OBJ-3)."""
     return {i: kept[i].cpu().reshape(-1, plan.level_sizes[i + 1]) for i in plan.trainable_steps}
 
 
-def edge_coefficients(masks: Mapping[int, Tensor], reduction: str) -> dict[int, Float64[Tensor, "trees nodes"]]:
+def edge_coefficients(masks: Mapping[int, Tensor], reduction: str) -> dict[int, Float64[Tensor, "trees _"]]:
     """Weight of every edge's term in its tree: 1/|E|, or 1/(depths with an edge · edges of the depth) (OBJ-4)."""
     counts = {i: mask.sum(dim=1, keepdim=True).double() for i, mask in masks.items()}
     total = torch.stack(list(counts.values())).sum(dim=0)

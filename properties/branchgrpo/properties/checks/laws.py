@@ -39,8 +39,8 @@ class Response:
     """
 
     trace: Trace
-    states: list[Float64[np.ndarray, "nodes normals"]]
-    means: list[Float64[np.ndarray, "nodes"]]
+    states: list[Float64[np.ndarray, "_ normals"]]
+    means: list[Float64[np.ndarray, "_"]]
 
 
 def gaussian_model(subject: Subject, plan: Plan, latent_shape: tuple[int, ...] | None = None) -> ExactGaussian:
