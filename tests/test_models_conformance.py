@@ -33,7 +33,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", QUICK)
-@pytest.mark.parametrize("method", [TREE, FAMILY], ids=["tree", "family"])
+@pytest.mark.parametrize("method", [TREE, pytest.param(FAMILY, marks=pytest.mark.slow)], ids=["tree", "family"])
 def test_traces_of_a_backbone_pass_every_check(method: Method, kind: str, root: Path) -> None:
     row, options = ROWS[kind], LoadOptions(max_sequence_length=16)
     model = load_backbone(saved(kind, root), dtype=torch.float64, guidance=row.guidance, options=options)

@@ -35,7 +35,7 @@ from branchgrpo.reference.protocols import Prompt, RewardModel
 from branchgrpo.rewards.clip_rewards import ClipScore
 from branchgrpo.rewards.decoded import DecodedReward
 
-AGREE = [k if k in ("flux", "wan2.2") else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
+AGREE = [k if k == "flux" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
 BRANCH = branchgrpo("tiny", steps=4, splits=(0, 2), branching=2, pruning=(ExtremeB(1),))
 GRANULAR = g2rpo("tiny", steps=4, group=3, granularities=(1, 2))
 ASKED = [Prompt(5, PROMPTS[0]), Prompt(2, PROMPTS[1])]

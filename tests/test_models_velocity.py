@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers_models import KINDS, NEGATIVE, PROMPTS, ROWS, first_frames, saved
+from helpers_models import KINDS, NEGATIVE, PROMPTS, QUICK, ROWS, first_frames, saved
 
 from branchgrpo.models.auto import load_backbone
 from branchgrpo.models.backbone import Backbone
@@ -47,7 +47,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK)
 def test_velocity_feels_prompt_noise_level_state_and_guidance(kind: str, root: Path) -> None:
     model, condition = loaded(kind, root)
     x, sigma = states(model, kind, 1), torch.tensor([0.7], dtype=torch.float64)
@@ -65,7 +65,7 @@ def test_velocity_feels_prompt_noise_level_state_and_guidance(kind: str, root: P
         assert distance(v, loaded(kind, root, scale=6.0)[0](x, sigma, first)) > FELT
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK)
 def test_time_is_never_truncated(kind: str, root: Path) -> None:
     """Noise levels that share a whole number of 1000·σ give velocities of their own."""
     model, condition = loaded(kind, root)
