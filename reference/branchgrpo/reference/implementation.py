@@ -14,22 +14,10 @@ from branchgrpo.reference.protocols import Condition, NoiseSource, Prompt, Veloc
 from branchgrpo.reference.trace import Levels, Masks, Trace
 from branchgrpo.reference.types import Reduction
 
-CAPABILITIES = frozenset(
-    [
-        "transition",
-        "branch_noise",
-        "log_probability",
-        "rollout",
-        "fuse",
-        "normalize",
-        "leaf_keys",
-        "prune",
-        "trained_subsets",
-        "objective",
-        "singular_rollout",
-        "granular_advantages",
-    ]
-)
+CAPABILITIES = frozenset({
+    "transition", "branch_noise", "log_probability", "rollout", "fuse", "normalize", "leaf_keys", "prune",
+    "trained_subsets", "objective", "singular_rollout", "granular_advantages",
+})  # fmt: skip
 """All operations of the protocol, by name (TRACE-4)."""
 
 __all__ = ["CAPABILITIES", "Implementation", "Levels", "Masks", "Trace"]
