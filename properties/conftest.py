@@ -2,10 +2,11 @@
 
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import jaxtyping
 import pytest
 from hypothesis import settings
 
@@ -38,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--properties-profile", choices=NAMES, help="Hypothesis profile; default ci, and quick for -m quick"
     )
     group.addoption("--properties-scale", type=float, help="sample sizes times this; default 1, and 0.02 for -m quick")
+    group.addoption("--properties-typed", action="store_true", help="check the shapes of every call: ten times slower")
     group.addoption("--vary-seed", action="store_true", help="fresh seeds, printed; the default ones are fixed")
 
 
@@ -148,9 +150,24 @@ def optimized() -> Subject:
 
 
 @pytest.fixture(scope="session")
+def compiled() -> Subject:
+    """The batched path with compiled steps."""
+    return load_subject(f"{OPTIMIZED},compile=True")
+
+
+@pytest.fixture(scope="session")
 def ledger(pytestconfig: pytest.Config) -> Ledger:
     """The run's ledger."""
     return pytestconfig.stash[LEDGER]
+
+
+@pytest.fixture(autouse=True)
+def untyped(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Shape checks of every call are off: `tests/` runs this code with them, and here they cost most of the time."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", not pytestconfig.getoption("--properties-typed"))
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.fixture(autouse=True)

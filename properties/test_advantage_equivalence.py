@@ -15,11 +15,14 @@ from branchgrpo.properties.loading import load_object
 from branchgrpo.properties.networks import Elementwise
 from branchgrpo.properties.subject import Draws, numbered_prompts, synthetic_trace
 from branchgrpo.properties.tolerances import relative_to
+from branchgrpo.reference.method import tree_plan
 from branchgrpo.reference.noise import KeyedNoise
+from branchgrpo.reference.types import Kernel, KernelKind
 
-pytestmark = pytest.mark.quick
+quick = pytest.mark.quick
 
 
+@quick
 @clause("FUSE-1", "FUSE-2", "FUSE-4", "FUSE-5", "NORM-1", "NORM-2", "NORM-3", "NORM-4", "NORM-5", "NORM-6", "PRUNE-2")
 @given(data=st.data(), fusion=strategies.fusions, normalization=strategies.normalizations)
 def test_values_advantages_keys_and_masks_agree(sampler, reference, judge, data, fusion, normalization):
@@ -33,6 +36,7 @@ def test_values_advantages_keys_and_masks_agree(sampler, reference, judge, data,
     judge(pipeline_findings(sampler, reference, trace, rewards, pipeline))
 
 
+@quick
 @clause("ROLL-1", "ROLL-3", "ROLL-5", "ROLL-6", "KERN-2", "KERN-3", "KERN-4", "KERN-5", "LOGP-1", "LOGP-2", "LOGP-3")
 @pytest.mark.parametrize(
     ("dtype", "storage"),
@@ -49,12 +53,25 @@ def test_trees_agree(sampler, reference, judge, dtype, storage, plan, prompts, s
     judge(trace_findings(name, found, expected, relative_to(dtype) * growth(expected)))
 
 
+@pytest.mark.slow
+@clause("ROLL-1", "KERN-3", "KERN-4", "LOGP-1", "LOGP-3")
+@pytest.mark.parametrize("kind", [KernelKind.SDE, KernelKind.CPS])
+def test_compiled_trees_agree(compiled, reference, judge, seed, kind):
+    plan = tree_plan(4, Kernel(kind, 0.6), splits=(0, 2), branching=2, spread=4.0)
+    model, noise, prompts, draws = Elementwise(), KeyedNoise(seed), numbered_prompts(2), Draws((3,))
+    expected = reference.grow(plan, model, noise, prompts, draws)
+    found = compiled.grow(plan, model, noise, prompts, draws)
+    name = f"compiled = {reference.name}, {kind.value}"
+    judge(trace_findings(name, found, expected, relative_to(torch.float64) * growth(expected)))
+
+
 def growth(trace):
     """How much a mean's roundoff grows in z: max |mean|/std."""
     steps = trace.plan.stochastic_steps
     return max([1.0, *(float(trace.means[i].abs().max()) / float(trace.stds[i]) for i in steps)])
 
 
+@quick
 @clause("NOISE-4")
 @given(plan=strategies.plans(max_steps=3, max_leaves=4), seed=strategies.seeds, iteration=st.integers(0, 5))
 def test_the_batched_keyed_source_gives_the_keyed_numbers(sampler, judge, plan, seed, iteration):
