@@ -37,15 +37,17 @@ class OptimizedImplementation:
     Attributes:
         chunk: most items a denoiser call; None puts all that is ready into one call.
         device: where the arithmetic is done.
+        compile: compile the step.
     """
 
     name = "branchgrpo.optimized"
     spec_version = "1.0"
     capabilities = CAPABILITIES
 
-    def __init__(self, chunk: int | None = None, device: torch.device | None = None) -> None:
+    def __init__(self, chunk: int | None = None, device: torch.device | None = None, *, compile: bool = False) -> None:
         self.chunk = chunk
         self.device = device or torch.device("cpu")
+        self.compile = compile
 
     def sampling(
         self,
@@ -57,7 +59,15 @@ class OptimizedImplementation:
     ) -> Sampling:
         """Sampling that keeps means, on this adapter's device and with its chunk size."""
         return Sampling(
-            noise, tuple(latent_shape), *dtypes, reduction, iteration, self.device, self.chunk, keep_means=True
+            noise,
+            tuple(latent_shape),
+            *dtypes,
+            reduction,
+            iteration,
+            self.device,
+            self.chunk,
+            keep_means=True,
+            compile=self.compile,
         )
 
     def transition(
