@@ -113,6 +113,7 @@ def test_the_report_shows_the_numbers_of_the_results(demo):
     for criterion in results["acceptance"]["criteria"]:
         assert criterion["name"] in text
     assert "1 seed each" in text
+    assert "max(-10.0, −20.0·|stroke weight − 0.30| + 0.3·log p(digit))" in text
 
 
 def test_progress_is_shown_to_the_end(demo):

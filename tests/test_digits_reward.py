@@ -32,7 +32,7 @@ def test_reward_is_the_stated_formula(reward):
     images, prompts = data.images[:20], prompts_of(data.labels[:20])
     log_p = reward.classifier(images).double().log_softmax(dim=1)[torch.arange(20), data.labels[:20]]
     weight = ((images.double() + 1.0) / 2.0).square().mean(dim=(1, 2, 3))
-    expected = 0.3 * log_p - 20.0 * (weight - 0.32).abs()
+    expected = 0.3 * log_p - 20.0 * (weight - 0.30).abs()
     assert torch.allclose(reward(images, prompts), expected, rtol=1e-6, atol=0.0)  # float32 logits
     assert reward(images, prompts).dtype == torch.float64
     assert torch.equal(reward(images.flatten(1), prompts), reward(images, prompts))

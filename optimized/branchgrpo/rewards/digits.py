@@ -51,7 +51,7 @@ class DigitsRewardConfig:
         floor: lower bound < 0 of the reward; the upper bound is 0.
     """
 
-    target_weight: float = 0.32
+    target_weight: float = 0.30
     stroke_factor: float = 20.0
     digit_factor: float = 0.3
     floor: float = -10.0

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from branchgrpo.reference.errors import OptionError, is_integer
 from branchgrpo.reference.method import Method
 from branchgrpo.reference.presets import branchgrpo, dancegrpo, g2rpo
+from branchgrpo.rewards.digits import DigitsRewardConfig
 from branchgrpo.training.digits_classifier import ClassifierConfig
 from branchgrpo.training.digits_generator import GeneratorConfig
 
@@ -46,7 +47,7 @@ class Tuning:
             raise OptionError("tuning.prompts", self.prompts, "an integer in 1..10")
 
 
-DEFAULT_TUNING: Mapping[str, Tuning] = MappingProxyType({name: Tuning(2e-4) for name in LABELS})
+DEFAULT_TUNING: Mapping[str, Tuning] = MappingProxyType({name: Tuning(1.5e-4) for name in LABELS})
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,18 @@ class DemoConfig:
         evaluation_seed: seed of the evaluation's noise: the same for every method, run and moment.
         workers: processes; each computes with one thread, so the results do not depend on it.
         tuning: optimiser settings a method.
+        reward: target and factors of the reward.
         generator, classifier: pretraining.
     """
 
     seeds: int = 3
-    calls: int = 300_000
-    evaluations: int = 12
+    calls: int = 240_000
+    evaluations: int = 10
     samples: int = 200
     evaluation_seed: int = 2024
     workers: int = 2
     tuning: Mapping[str, Tuning] = field(default_factory=lambda: dict(DEFAULT_TUNING))
+    reward: DigitsRewardConfig = field(default_factory=DigitsRewardConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     classifier: ClassifierConfig = field(default_factory=ClassifierConfig)
 

@@ -95,7 +95,7 @@ class Training:
         self.method, self.tuning, self.seed, self.config = demo_method(name), config.tuning[name], seed, config
         self.network: DigitsVelocity = pretrained_generator(config.generator).train()
         self.model = CountingModel(self.network)
-        self.reward = DigitsReward(pretrained_classifier(config.classifier))
+        self.reward = DigitsReward(pretrained_classifier(config.classifier), config.reward)
         self.evaluator = Evaluator(config, self.reward, digits_judge(config.generator.split))
         rate = self.tuning.learning_rate
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=rate, weight_decay=WEIGHT_DECAY)
