@@ -220,4 +220,5 @@ def test_no_rollout_step_waits_for_the_device(chunk: int | None) -> None:
     grower = Grower(growth, prompts_of(2), condition_of(2), options)
     with NoSync():
         grower.grow(SmallModel(1))
+    grower.judge_stochastic_steps()
     assert grower.finite.fault(tuple(prompts_of(2))) is None

@@ -33,6 +33,10 @@ class FiniteLog:
         sizes = [len(place.items) for place in places]
         self.entries.extend(zip(places, torch.split(finite, sizes), strict=True))
 
+    def record_flags(self, place: Place, finite: Bool[Tensor, "items"]) -> None:
+        """Note flags that were found another way."""
+        self.entries.append((place, finite))
+
     def fault(self, prompts: tuple[Prompt, ...]) -> ModelError | None:
         """The error of the first item, by step and then by place, whose velocity was not finite; None if all were."""
         if not self.entries or bool(torch.stack([finite.all() for _, finite in self.entries]).all()):
@@ -65,7 +69,6 @@ def velocity(
     x: Float[Tensor, "items *latent"],
     sigma: Float[Tensor, "items"],
     condition: Condition,
-    prompt_rows: Int64[Tensor, "items"],
     step: int,
 ) -> Float[Tensor, "items *latent"]:
     """v_θ for a batch of items, each with its own σ and prompt; shape and dtype checked, values not yet.
@@ -73,13 +76,13 @@ def velocity(
     Clause: ROLL-3, ERR-3.
 
     Args:
-        prompt_rows: for every item the row of its prompt in ``condition``.
+        condition: one item an item.
         step: of the first item, for the error.
 
     Raises:
         ModelError: another shape, or a dtype that is not floating.
     """
-    v = model(x, sigma, condition.gather(prompt_rows))
+    v = model(x, sigma, condition)
     if v.shape != x.shape:
         raise ModelError(f"velocity at step {step}: shape", tuple(v.shape), f"{tuple(x.shape)}")
     if not v.dtype.is_floating_point:

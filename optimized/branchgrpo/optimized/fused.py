@@ -14,16 +14,15 @@ from branchgrpo.reference.types import Reduction
 
 
 @no_type_check
-def stochastic_step(x, v, noise, alpha, gamma, std, storage_dtype, is_sum):  # noqa: ANN001, ANN201
-    """Mean, stored children and Σ or mean of ((child − mean)/std)², untyped and plain, as a compiler wants it.
+def stochastic_step(x, v, noise, alpha, gamma, std, storage_dtype):  # noqa: ANN001, ANN201
+    """Mean, stored children and ‖child − mean‖ in float64, untyped and plain, as a compiler wants it.
 
     x, v ``[parents, *latent]``; noise ``[parents, K, *latent]``; α, γ, std floats or 0-dimensional float64 tensors.
     """
     mean = alpha * x + gamma * v
     children = (mean.unsqueeze(1) + std * noise).to(storage_dtype)
-    z = (children.double() - mean.unsqueeze(1).double()) / std
-    squares = (z * z).flatten(2)
-    return mean, children.flatten(0, 1), (squares.sum(dim=2) if is_sum else squares.mean(dim=2)).flatten()
+    distance = (children - mean.unsqueeze(1)).flatten(2)
+    return mean, children.flatten(0, 1), torch.linalg.vector_norm(distance, dim=2, dtype=torch.float64).flatten()
 
 
 @cache
@@ -58,13 +57,12 @@ def advance(
     if noise is None:
         mean = step.alpha * x + step.gamma * v
         return mean, mean.to(storage_dtype), None
-    is_sum = reduction is Reduction.SUM
     if compile:
-        fast = compiled(stochastic_step)
-        mean, children, squares = fast(x, v, noise, *scalars(step), storage_dtype, is_sum)
+        mean, children, norm = compiled(stochastic_step)(x, v, noise, *scalars(step), storage_dtype)
     else:
-        numbers = (step.alpha, step.gamma, step.std)
-        mean, children, squares = stochastic_step(x, v, noise, *numbers, storage_dtype, is_sum)
-    elements = math.prod(x.shape[1:]) if is_sum else 1
-    constant = elements * (math.log(step.std) + 0.5 * math.log(2.0 * math.pi))
-    return mean, children, -0.5 * squares - constant
+        mean, children, norm = stochastic_step(x, v, noise, step.alpha, step.gamma, step.std, storage_dtype)
+    elements = math.prod(x.shape[1:])
+    constant, share = math.log(step.std) + 0.5 * math.log(2.0 * math.pi), 1.0
+    if reduction is Reduction.SUM:
+        constant, share = constant * elements, float(elements)
+    return mean, children, norm.square_().mul_(-0.5 * share / (elements * step.std**2)).sub_(constant)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from branchgrpo.optimized.kernels import Coefficients, step_coefficients
 from branchgrpo.reference.errors import PlanError
 from branchgrpo.reference.plan import Plan
 
@@ -32,10 +33,15 @@ class Step:
     plan: Plan
     index: int
 
-    @property
+    @cached_property
     def branching(self) -> int:
         """K, children a parent."""
         return self.plan.branching[self.index]
+
+    @cached_property
+    def coefficients(self) -> Coefficients:
+        """α, γ and std of the step."""
+        return step_coefficients(self.plan, self.index)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,16 @@
-"""Noise keys of a level's nodes, keyed numbers for many keys, and branch noise (spec: noise)."""
+"""Keyed numbers for many keys, the keys of a level's nodes, and branch noise (spec: noise)."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from branchgrpo.reference.keys import keyed_generator
+from branchgrpo.reference.errors import OptionError
+from branchgrpo.reference.keys import ROLE_CODES, keyed_generator
 from branchgrpo.reference.protocols import NoiseKeys, NoiseRole
 
 
@@ -24,39 +26,68 @@ class KeyedNoise:
     def draw(
         self, keys: NoiseKeys, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Float[Tensor, "draws *latent"]:
-        """One standard normal tensor a key."""
+        """One standard normal tensor a key.
+
+        One generator serves all keys: its counter is set to the key's place (0, prompt, role·2⁵⁶ + depth·2³² + root,
+        node), which ``keyed_generator`` defines and a new generator would start from.
+        """
         rows = np.empty((len(keys.nodes), *shape))
-        parts = zip(rows, keys.prompts.tolist(), keys.roots.tolist(), keys.nodes.tolist(), strict=True)
-        for row, prompt, root, node in parts:
-            generator = keyed_generator(self.seed, keys.iteration, keys.role, prompt, root, keys.depth, node)
+        parts = [keys.prompts.tolist(), keys.roots.tolist(), keys.nodes.tolist()]
+        check_keys(keys.prompts, keys.roots, keys.nodes)
+        generator = keyed_generator(self.seed, keys.iteration, keys.role, depth=keys.depth)
+        source: Any = generator.bit_generator
+        fresh: Any = source.state
+        counter, base = fresh["state"]["counter"], ROLE_CODES[keys.role] << 56 | keys.depth << 32
+        for row, prompt, root, node in zip(rows, *parts, strict=True):
+            counter[1], counter[2], counter[3] = prompt, base | root, node
+            source.state = fresh
             generator.standard_normal(out=row)
         return torch.from_numpy(rows).to(device=device, dtype=dtype)
 
 
-def level_keys(
-    iteration: int,
-    role: NoiseRole,
-    depth: int,
-    prompt_ids: Int64[Tensor, "prompts"],
-    roots: int,
-    width: int,
-    first: int,
-    last: int,
-) -> NoiseKeys:
-    """Keys of the flat range first … last − 1 of a level ``[prompts, R·n_d]``.
+def check_keys(prompts: Int64[Tensor, "draws"], roots: Int64[Tensor, "draws"], nodes: Int64[Tensor, "draws"]) -> None:
+    """Prompts and nodes in 0..2⁶³ − 1, roots in 0..2³² − 1.  Clause: NOISE-4.
 
-    Clause: NOISE-4.
+    Raises:
+        OptionError: names the part at fault.
+    """
+    for name, values, bits in (("prompt", prompts, 63), ("root", roots, 32), ("node", nodes, 63)):
+        for value in (int(values.min()), int(values.max())):
+            if not 0 <= value < 2**bits:
+                raise OptionError(f"noise key {name}", value, f"an integer in 0..2^{bits} − 1")
+
+
+class Places:
+    """Where the nodes of levels ``[prompts, R·n_d]`` are: prompt, root and node of every flat index, made once a width.
 
     Args:
-        iteration, role, depth: of the keyed nodes.
         prompt_ids: stable id of every prompt, in batch order.
         roots: R.
-        width: n_d, nodes of one root's tree at the depth.
-        first, last: the range.
+        device: of the prompts' rows; keys stay on the CPU.
     """
-    at = torch.arange(first, last)
-    tree = at // width
-    return NoiseKeys(iteration, role, depth, prompt_ids[tree // roots], tree % roots, at % width)
+
+    def __init__(self, prompt_ids: Int64[Tensor, "prompts"], roots: int, device: torch.device) -> None:
+        self.prompt_ids, self.roots, self.device = prompt_ids, roots, device
+        self.parts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self.rows: dict[int, Tensor] = {}
+
+    def keys(self, iteration: int, role: NoiseRole, depth: int, width: int, first: int, last: int) -> NoiseKeys:
+        """Keys of the flat range first … last − 1 of a level with n_d = ``width``.  Clause: NOISE-4."""
+        if width not in self.parts:
+            at = torch.arange(len(self.prompt_ids) * self.roots * width)
+            tree = at // width
+            self.parts[width] = (self.prompt_ids[tree // self.roots], tree % self.roots, at % width)
+        prompts, roots, nodes = self.parts[width]
+        if last - first < len(nodes):
+            prompts, roots, nodes = prompts[first:last], roots[first:last], nodes[first:last]
+        return NoiseKeys(iteration, role, depth, prompts, roots, nodes)
+
+    def prompt_rows(self, width: int, first: int, last: int) -> Int64[Tensor, "items"]:
+        """For every node of the range the row of its prompt."""
+        if width not in self.rows:
+            whole = torch.arange(len(self.prompt_ids) * self.roots * width, device=self.device)
+            self.rows[width] = whole // (self.roots * width)
+        return self.rows[width][first:last]
 
 
 def branch_coefficients(spread: float) -> tuple[float, float]:

@@ -72,7 +72,7 @@ def parent_velocities(
         [torch.full((len(w.parents),), p.sigmas[w.step], dtype=x.dtype, device=x.device) for p, w in pairs]
     )
     rows = torch.cat([w.parents // (p.roots * p.level_sizes[w.step]) for p, w in pairs]).to(x.device)
-    v = velocity(model, x, sigma, condition, rows, batch[0].step)
+    v = velocity(model, x, sigma, condition.gather(rows), batch[0].step)
     finite.record([Place(w.step, p.level_sizes[w.step], p.roots, w.parents) for p, w in pairs], v.detach())
     return v
 

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from branchgrpo.optimized.compiling import compiled
@@ -35,17 +35,28 @@ def philox(c0, c1, c2, c3, k0, k1):  # noqa: ANN001, ANN201
     return c0, c1, c2, c3
 
 
-@no_type_check
-def normal_rows(s0, s1, s2, s3, blocks: int):  # noqa: ANN001, ANN201
-    """Four float32 normals for each of ``blocks`` counters of every row's stream (key s₀ s₁, counter words s₂ s₃).
+plain_philox = getattr(philox, "__wrapped__", philox)
+"""``philox`` without the shape checks of a test run, which a compiled graph cannot hold."""
 
-    Box–Muller on (w + ½)·2⁻³²; the largest absolute value is √(66 ln 2) = 6.76.
+
+@no_type_check
+def normal_rows(prompts, roots, nodes, key, blocks: int):  # noqa: ANN001, ANN201
+    """Four float32 normals for each of ``blocks`` counters of every draw's stream.
+
+    The draw's stream is 128 bits: Philox of the counter (prompt, node) under ``key``, root folded in; two of its words
+    are the key of the numbers, two the upper words of their counters. Box–Muller on (w + ½)·2⁻³²; the largest absolute
+    value is √(66 ln 2) = 6.76.
+
+    Args:
+        prompts, roots, nodes: int64 ``[draws]``.
+        key: two words, int64 ``[2]``.
+        blocks: counters a draw.
     """
-    counter = torch.arange(blocks, device=s0.device)
-    zero = torch.zeros_like(counter)
-    shape = (len(s0), 1)
-    keys = (s0.reshape(shape), s1.reshape(shape))
-    w0, w1, w2, w3 = inlined_philox(counter, zero, s2.reshape(shape), s3.reshape(shape), *keys)
+    prompts, roots, nodes = prompts.unsqueeze(1), roots.unsqueeze(1), nodes.unsqueeze(1)
+    words = (prompts & WORD, prompts >> 32, nodes & WORD, nodes >> 32)
+    s0, s1, s2, s3 = plain_philox(*words, key[0] ^ roots, key[1])
+    counter = torch.arange(blocks, device=key.device)
+    w0, w1, w2, w3 = plain_philox(counter, torch.zeros_like(counter), s2, s3, s0, s1)
     scale = 2.0**-32
     radius0 = torch.sqrt(-2.0 * torch.log((w0.to(torch.float32) + 0.5) * scale))
     radius1 = torch.sqrt(-2.0 * torch.log((w2.to(torch.float32) + 0.5) * scale))
@@ -58,10 +69,6 @@ def normal_rows(s0, s1, s2, s3, blocks: int):  # noqa: ANN001, ANN201
         radius1 * torch.sin(angle1),
     )
     return torch.cat(parts, dim=1)
-
-
-inlined_philox = getattr(philox, "__wrapped__", philox)
-"""``philox`` without the shape checks of a test run, which a compiled graph cannot hold."""
 
 
 def host_mix(*parts: int) -> int:
@@ -78,10 +85,10 @@ def host_mix(*parts: int) -> int:
 class PhiloxNoise:
     """The fast ``NoiseSource``: every number is made on the device it is used on, as a function of its key alone.
 
-    Clause: NOISE-4, NOISE-5.  Other numbers than the keyed source's. (seed, iteration, role, depth) give a 64-bit key;
-    under it, with the root folded into the key, (prompt, node) is a counter whose 128-bit output is the draw's own
-    stream: key and upper counter words of the numbers themselves. Numbers have the resolution of float32 in every
-    dtype, and are the same on one kind of device whatever the batch; integer part identical on all devices.
+    Clause: NOISE-4, NOISE-5.  Other numbers than the keyed source's. (seed, iteration, role, depth) are hashed to a
+    64-bit key; root, prompt and node lead from there to the draw's own stream, see ``normal_rows``. Numbers have the
+    resolution of float32 in every dtype, and are the same on one kind of device whatever the batch; their integer part
+    is the same on all devices.
 
     Args:
         seed: of the run, an integer in 0..2⁶⁴ − 1.
@@ -97,18 +104,13 @@ class PhiloxNoise:
         self.seed = seed
         self.generate = compiled(normal_rows) if compile else normal_rows
 
-    def streams(self, keys: NoiseKeys, device: torch.device) -> tuple[Int64[Tensor, "draws"], ...]:
-        """Four words a draw."""
-        base = host_mix(self.seed, keys.iteration, ROLE_CODES[keys.role], keys.depth)
-        prompts, roots, nodes = (t.to(device, non_blocking=True) for t in (keys.prompts, keys.roots, keys.nodes))
-        words = (prompts & WORD, prompts >> 32, nodes & WORD, nodes >> 32)
-        mixed: Any = philox(*words, (base & WORD) ^ roots, torch.full_like(roots, base >> 32))
-        return tuple(mixed)
-
     def draw(
         self, keys: NoiseKeys, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Float[Tensor, "draws *latent"]:
         """One standard normal tensor a key."""
         size = math.prod(shape)
-        rows: Tensor = self.generate(*self.streams(keys, device), (size + 3) // 4)
+        base = host_mix(self.seed, keys.iteration, ROLE_CODES[keys.role], keys.depth)
+        words = torch.tensor([base & WORD, base >> 32])
+        parts = (t.to(device, non_blocking=True) for t in (keys.prompts, keys.roots, keys.nodes, words))
+        rows: Tensor = self.generate(*parts, (size + 3) // 4)
         return rows[:, :size].reshape(-1, *shape).to(dtype)

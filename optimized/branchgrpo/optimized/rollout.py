@@ -1,5 +1,6 @@
 """Growing all trees of all prompts, many parents a denoiser call (spec: rollout)."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,8 +11,7 @@ from branchgrpo.optimized.denoiser import FiniteLog, Place, velocity
 from branchgrpo.optimized.frontier import Frontier, Ready
 from branchgrpo.optimized.fused import advance
 from branchgrpo.optimized.growth import Growth, Step, shared_growth
-from branchgrpo.optimized.kernels import step_coefficients
-from branchgrpo.optimized.noise import branch_coefficients, branch_noise, level_keys
+from branchgrpo.optimized.noise import Places, branch_coefficients, branch_noise
 from branchgrpo.optimized.ranks import Ranks, Share
 from branchgrpo.optimized.sampling import Sampling
 from branchgrpo.optimized.store import Store
@@ -19,6 +19,10 @@ from branchgrpo.optimized.tree import Tree
 from branchgrpo.reference.errors import InputError, PlanError
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.protocols import Condition, NoiseRole, Prompt, VelocityModel
+
+LOOKAHEAD = 2**20
+"""Numbers that may be drawn ahead of the call that needs them: 4 MiB in float32, and below that a draw's overhead
+costs more than its numbers."""
 
 
 class Grower:
@@ -35,26 +39,40 @@ class Grower:
         check_prompts(prompts, condition)
         self.growth, self.condition, self.sampling, self.share = growth, condition, sampling, share
         self.calls = 0
+        self.ahead: dict[tuple[NoiseRole, int], tuple[int, Tensor | None]] = {}
         self.prompts = tuple(prompts)
-        self.ids = torch.tensor([prompt.id for prompt in prompts], dtype=torch.int64)
+        ids = torch.tensor([prompt.id for prompt in prompts], dtype=torch.int64)
+        self.places = Places(ids, growth.roots, sampling.device)
+        self.gathered: tuple[tuple[tuple[int, int, int], ...], Condition] | None = None
         self.store = Store(growth, prompts, sampling)
         self.frontier = Frontier(sampling.chunk)
         self.finite = FiniteLog()
 
+    def noise_of(self, role: NoiseRole, level: int, first: int, last: int) -> Float[Tensor, "items *latent"]:
+        """The draws of one role for a range of a level; small levels are drawn ahead, one draw for all their calls."""
+        start, ready = self.ahead.pop((role, level), (first, None))
+        if ready is None or last - start > len(ready):
+            most = 1 if self.share is not None else LOOKAHEAD // math.prod(self.sampling.latent_shape)
+            end = min(max(last, first + most), len(self.store.states[level]))
+            start, ready = first, self.draw(role, level, first, end)
+        if last - start < len(ready):
+            self.ahead[role, level] = (start, ready)
+        return ready[first - start : last - start]
+
     def draw(self, role: NoiseRole, level: int, first: int, last: int) -> Float[Tensor, "items *latent"]:
         """The draws of one role for a flat range of a level.  Clause: NOISE-3, NOISE-4."""
         spec, s = self.growth.levels[level], self.sampling
-        keys = level_keys(s.iteration, role, spec.depth, self.ids, self.growth.roots, spec.width, first, last)
+        keys = self.places.keys(s.iteration, role, spec.depth, spec.width, first, last)
         return s.noise.draw(keys, s.latent_shape, s.dtype, s.device)
 
     def child_noise(self, step: Step, first: int, last: int) -> Float[Tensor, "parents K *latent"]:
         """ξ of all children of the parents first … last − 1.  Clause: NOISE-1, NOISE-3."""
         factor, spread = step.branching, step.plan.spreads[step.index]
-        private = self.draw(NoiseRole.PRIVATE, step.target, first * factor, last * factor)
+        private = self.noise_of(NoiseRole.PRIVATE, step.target, first * factor, last * factor)
         private = torch.unflatten(private, 0, (last - first, factor))
         if factor == 1 or branch_coefficients(spread)[0] == 0.0:
             return private
-        return branch_noise(self.draw(NoiseRole.SHARED, step.source, first, last), private, spread)
+        return branch_noise(self.noise_of(NoiseRole.SHARED, step.source, first, last), private, spread)
 
     def plant(self) -> None:
         """Draw and store the roots' initial noise.  Clause: ROLL-1."""
@@ -76,7 +94,7 @@ class Grower:
         self, step: Step, ready: Ready, x: Float[Tensor, "items *latent"], v: Float[Tensor, "items *latent"]
     ) -> None:
         """Grow and store the children of one range along one step.  Clause: ROLL-1, ROLL-5, LOGP-3."""
-        coefficients = step_coefficients(step.plan, step.index)
+        coefficients = step.coefficients
         noise = self.child_noise(step, ready.first, ready.last) if coefficients.std > 0 else None
         s, factor = self.sampling, step.branching
         mean, children, log_prob = advance(x, v, noise, coefficients, s.storage_dtype, s.reduction, compile=s.compile)
@@ -84,35 +102,57 @@ class Grower:
         self.store.write(step.target, first, last, children, log_prob, mean)
         self.push(step.target, first, last)
 
+    def conditions(self, ranges: Sequence[Ready], items: int) -> Condition:
+        """The condition of every item of a call, padding last; levels of one width in a row share it."""
+        spans = tuple((self.growth.levels[r.level].width, r.first, r.last) for r in ranges)
+        if self.gathered is None or self.gathered[0] != (*spans, (items, 0, 0)):
+            rows = joined([self.places.prompt_rows(*span) for span in spans])
+            rows = joined([rows, rows[-1:].expand(items - len(rows))]) if len(rows) < items else rows
+            self.gathered = ((*spans, (items, 0, 0)), self.condition.gather(rows))
+        return self.gathered[1]
+
     def velocities(self, model: VelocityModel, ranges: Sequence[Ready]) -> tuple[Tensor, Tensor]:
         """States and velocities of some ready ranges, one call; padded to the capacity if asked.  Clause: ROLL-3."""
-        s, roots = self.sampling, self.growth.roots
-        pairs = [(r, self.growth.levels[r.level]) for r in ranges]
-        x = torch.cat([self.store.states[r.level][r.first : r.last] for r in ranges])
+        s, levels = self.sampling, [self.growth.levels[r.level] for r in ranges]
+        x = joined([self.store.states[r.level][r.first : r.last] for r in ranges])
         x = x.to(s.device, s.dtype, non_blocking=True)
-        sigma = [torch.full((r.last - r.first,), level.sigma, dtype=s.dtype, device=s.device) for r, level in pairs]
-        rows = [torch.arange(r.first, r.last, device=s.device) // (roots * level.width) for r, level in pairs]
-        items = [x, torch.cat(sigma), torch.cat(rows)]
-        if s.pad and s.chunk is not None and len(x) < s.chunk:
-            items = [torch.cat([t, t[-1:].expand(s.chunk - len(x), *t.shape[1:])]) for t in items]
-        v = velocity(model, items[0], items[1], self.condition, items[2], pairs[0][1].depth)
+        pairs = zip(ranges, levels, strict=True)
+        sigma = joined([torch.full((r.last - r.first,), lv.sigma, dtype=s.dtype, device=s.device) for r, lv in pairs])
+        count, total = len(x), s.chunk if s.pad and s.chunk is not None else len(x)
+        given = (x, sigma)
+        if count < total:
+            given = (
+                torch.cat([x, x[-1:].expand(total - count, *x.shape[1:])]),
+                torch.cat([sigma, sigma[-1:].expand(total - count)]),
+            )
+        v = velocity(model, *given, self.conditions(ranges, total), levels[0].depth)
         self.calls += 1
-        return x, v[: len(x)]
+        return x, v[:count]
 
     def call(self, model: VelocityModel) -> None:
         """One denoiser call for the next ready items, and all steps that leave them."""
         ranges = self.frontier.take()
         x, v = self.velocities(model, ranges)
         sizes = [r.last - r.first for r in ranges]
-        levels = [self.growth.levels[r.level] for r in ranges]
-        roots = self.growth.roots
-        places = [
-            Place(lv.depth, lv.width, roots, range(r.first, r.last)) for r, lv in zip(ranges, levels, strict=True)
-        ]
-        self.finite.record(places, v)
         for ready, x_part, v_part in zip(ranges, torch.split(x, sizes), torch.split(v, sizes), strict=True):
-            for step in self.growth.outgoing[ready.level]:
+            steps = self.growth.outgoing[ready.level]
+            if all(step.coefficients.std == 0.0 for step in steps):
+                self.finite.record([self.place(ready.level, ready.first, ready.last)], v_part)
+            for step in steps:
                 self.take_step(step, ready, x_part, v_part)
+
+    def place(self, level: int, first: int, last: int) -> Place:
+        """A range of a level, for messages."""
+        spec = self.growth.levels[level]
+        return Place(spec.depth, spec.width, self.growth.roots, range(first, last))
+
+    def judge_stochastic_steps(self) -> None:
+        """A velocity that was not finite made its children's log-probabilities so: one look a level, no step waits."""
+        for step in self.growth.steps:
+            log_prob = self.store.log_probs[step.target]
+            if log_prob is not None:
+                finite = torch.isfinite(log_prob).reshape(-1, step.branching).all(dim=1)
+                self.finite.record_flags(self.place(step.source, 0, len(finite)), finite)
 
     @torch.no_grad()
     def grow(self, model: VelocityModel) -> None:
@@ -131,8 +171,14 @@ class Grower:
         if ranks is not None:
             for _ in range(ranks.largest(self.calls) - self.calls):
                 self.velocities(model, [Ready(0, 0, 1)])
+        self.judge_stochastic_steps()
         self.finite.verify(self.prompts, ranks)
         return self.store
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenation along the first dimension; a single part is itself."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def check_prompts(prompts: Sequence[Prompt], condition: Condition) -> None:

@@ -7,7 +7,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from branchgrpo.optimized.growth import Growth
-from branchgrpo.optimized.kernels import step_coefficients
 from branchgrpo.optimized.sampling import CPU, Sampling
 from branchgrpo.optimized.tree import Tree
 from branchgrpo.reference.plan import Plan
@@ -25,7 +24,7 @@ class Store:
         self.prompts, self.sampling = tuple(prompts), sampling
         device, dtype, shape = sampling.device, sampling.storage_dtype, sampling.latent_shape
         sizes = [len(prompts) * growth.roots * level.width for level in growth.levels]
-        noisy = {step.target for step in growth.steps if step_coefficients(step.plan, step.index).std > 0}
+        noisy = {step.target for step in growth.steps if step.coefficients.std > 0}
         home, pin = (CPU, device.type == "cuda" and torch.cuda.is_available()) if sampling.offload else (device, False)
         self.states = [torch.empty((n, *shape), dtype=dtype, device=home, pin_memory=pin) for n in sizes]
         self.log_probs = [

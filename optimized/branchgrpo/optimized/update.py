@@ -232,10 +232,11 @@ def idle(trees: Sequence[Tree], policies: Policies) -> None:
     tree, row = trees[0], torch.zeros(1, dtype=torch.int64)
     x = tree.states[0].flatten(0, 1)[:1].to(tree.device, tree.dtype)
     sigma = torch.ones(1, dtype=x.dtype, device=x.device)
-    v = velocity(policies.model, x, sigma, policies.condition, row.to(x.device), 0)
+    condition = policies.condition.gather(row.to(x.device))
+    v = velocity(policies.model, x, sigma, condition, 0)
     if policies.reference is not None:
         with torch.no_grad():
-            velocity(policies.reference, x, sigma, policies.condition, row.to(x.device), 0)
+            velocity(policies.reference, x, sigma, condition, 0)
     (0.0 * v.double().sum()).backward()  # type: ignore[no-untyped-call]
 
 
