@@ -45,7 +45,8 @@ def leaf_weights(trace: Trace, depth: int, options: Fusion) -> Array:
     if options.kind == "standardised":
         centred = scores - scores.mean(axis=-1, keepdims=True)
         spread = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True))
-        return softmax(options.beta * np.divide(centred, spread, out=np.zeros_like(centred), where=spread > 0.0))
+        apart = np.ptp(scores, axis=-1, keepdims=True) > 2.0**-40 * np.abs(scores).max(axis=-1, keepdims=True)
+        return softmax(options.beta * np.divide(centred, spread, out=np.zeros_like(centred), where=apart))
     plan, prompts = trace.plan, len(trace.prompts)
     weights = np.ones((prompts, plan.roots * plan.level_sizes[depth], 1))
     for d, edges in enumerate(edge_scores(trace), start=1):

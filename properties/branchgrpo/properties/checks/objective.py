@@ -68,6 +68,11 @@ class Case:
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found, strict=True)]
 
 
+def number(value: Tensor) -> float:
+    """A scalar that may carry a graph, as a float."""
+    return float(value.detach())
+
+
 def flat(gradient: Gradient) -> Tensor:
     """All parameters as one vector."""
     return torch.cat([g.detach().double().cpu().flatten() for g in gradient])
@@ -89,7 +94,7 @@ def objective_as_defined(subject: Subject, case: Case, title: str = "objective")
     name = f"{subject.name}, {title}"
     size = float(case.advantages[-1].abs().max()) + 1.0
     return [
-        at_most(f"{name}: J as defined", clause, abs(float(value) - float(defined)), PARITY * size),
+        at_most(f"{name}: J as defined", clause, abs(number(value) - number(defined)), PARITY * size),
         close(
             f"{name}: gradient as defined",
             clause,
@@ -201,7 +206,7 @@ def micro_batch_findings(subject: Subject, case: Case, accumulate: Accumulate, s
         gradient, total = accumulate(case, size)
         name = f"{subject.name}, micro-batches"
         found.append(close(f"{name}: gradient", "OBJ-7", flat(gradient), whole, tolerance))
-        found.append(at_most(f"{name}: J", "OBJ-7", abs(total - float(value)), tolerance))
+        found.append(at_most(f"{name}: J", "OBJ-7", abs(total - number(value)), tolerance))
     return found
 
 
@@ -218,7 +223,7 @@ def prompt_batches(subject: Subject, case: Case, rows: Callable[[Trace, int], Tr
     tolerance = PARITY * conditioning(case)
     name = f"{subject.name}, prompt by prompt"
     return [
-        at_most(f"{name}: J", "OBJ-7", abs(float(whole) - float(mean)), tolerance),
+        at_most(f"{name}: J", "OBJ-7", abs(number(whole) - number(mean)), tolerance),
         close(f"{name}: gradient", "OBJ-7", gradients[0], gradients[1], tolerance),
     ]
 
@@ -238,7 +243,7 @@ def zero_advantages_count(subject: Subject, case: Case) -> list[Finding]:
     worst = 0.0
     for step, factor in factors.items():
         edge = int(masks[step].flatten().to(torch.int64).argmax())
-        value = float(case.value(subject, one_edge(case, step, edge)))
+        value = number(case.value(subject, one_edge(case, step, edge)))
         expected = float(weights[step].flatten()[edge]) * factor / trees
         worst = max(worst, abs(value / expected - 1.0))
         conditions.append(value > 0.0)

@@ -81,7 +81,7 @@ def on_policy_value(subject: Subject, trace: Trace, model: VelocityModel, draws:
     """On policy J is the mean of A over each tree's edges: 1 for A = 1 (OBJ-1, OBJ-7)."""
     ones = tuple(torch.ones(level.shape[:2], dtype=torch.float64, device=level.device) for level in trace.states)
     kept = all_kept(trace.plan, len(trace.prompts))
-    value = float(subject.objective(trace, model, ones, kept, Objective(), draws.reduction))
+    value = float(subject.objective(trace, model, ones, kept, Objective(), draws.reduction).detach())
     tolerance = ratio(draws.dtype, conditioning(trace), int(torch.tensor(draws.latent_shape).prod()), draws.reduction)
     return [at_most(f"{subject.name}: J on policy is mean A", "OBJ-1 OBJ-7", abs(value - 1.0), tolerance)]
 
