@@ -83,7 +83,7 @@ def test_the_results_hold_every_run_with_every_number(demo):
         assert run["seconds"] > 0
     assert not results["acceptance"]["passed"]
     assert len(results["acceptance"]["criteria"]) == 3 * len(LABELS) + 2
-    assert set(results["seconds"]) == {"pretraining", "runs", "total"}
+    assert set(results["seconds"]) == {"pretraining", "runs", "total", "processor"}
     assert set(results["environment"]) == {"python", "torch", "cores"}
 
 
