@@ -4,6 +4,8 @@
 #   make test    tests that take seconds                                (minutes in all)
 #   make check   formatting, types, import contracts, the demo, every test
 #   make spec    regenerate spec/traceability.md, then the clause linter
+#   make vectors regenerate spec/vectors, then recompute them in NumPy
+#   make calibrate   size and power of the statistical checks, resumable  (up to 90 minutes)
 #   make venv    only the virtual environment
 #   make clean   remove what was generated here, the virtual environment last
 
@@ -16,13 +18,15 @@ STAMP := $(VENV)/.installed
 ROOMS := reference optimized properties conformance
 SOURCES := $(ROOMS) tests
 
-# The tensors of the tests and of the demo are small: more threads than this only wait for each other.
-OMP_NUM_THREADS ?= 2
+# The tensors of tests and demo are small: threads would wait for each other. Two processes share the test files instead.
+OMP_NUM_THREADS ?= 1
 export OMP_NUM_THREADS
+WORKERS ?= 2
+SPREAD := -n $(WORKERS) --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help venv demo test check spec lint types imports demo-check format clean
+.PHONY: help venv demo test check calibrate spec vectors lint types imports demo-check format clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -42,14 +46,23 @@ demo: $(STAMP)
 	$(BIN)/branchgrpo demo
 
 test: $(STAMP)
-	$(BIN)/pytest -m "not slow" -rs
+	$(BIN)/pytest tests $(SPREAD) -m "not slow" -rs
+	$(BIN)/pytest properties -m quick -rs
 
 check: lint types imports demo-check
-	$(BIN)/pytest -rs
+	$(BIN)/pytest tests $(SPREAD) -rs
+	$(BIN)/pytest properties -rs
+
+calibrate: $(STAMP)
+	JAXTYPING_DISABLE=1 $(BIN)/python benchmarks/calibrate.py --minutes 85
 
 spec: $(STAMP)
 	$(BIN)/python -m branchgrpo.conformance.traceability
 	$(BIN)/python -m branchgrpo.conformance.lint
+
+vectors: $(STAMP)
+	$(BIN)/python -m branchgrpo.conformance.vectors.generate
+	$(BIN)/python examples/check_vectors.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)

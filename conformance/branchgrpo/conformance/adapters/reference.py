@@ -8,6 +8,7 @@ from torch import Tensor
 
 from branchgrpo.conformance.adapters.trees import bare_trees, from_levels, to_levels, to_trace, to_trees
 from branchgrpo.reference import fusion, kernels, noise, normalization, objective, pruning, rollout, singular
+from branchgrpo.reference.errors import InputError, RewardError
 from branchgrpo.reference.family import PlanFamily
 from branchgrpo.reference.implementation import CAPABILITIES, Levels, Masks, Trace
 from branchgrpo.reference.log_probability import gaussian_log_density
@@ -22,6 +23,16 @@ from branchgrpo.reference.types import Reduction
 def row(condition: Condition, index: int) -> Condition:
     """One item of a batch of conditions."""
     return condition.gather(torch.tensor([index]))
+
+
+def check_conditions(condition: Condition, prompts: Sequence[Prompt]) -> None:
+    """Refuse a batch of conditions that is not one a prompt.  Clause: ERR-3, OBJ-8.
+
+    Raises:
+        InputError: another number of items.
+    """
+    if len(condition) != len(prompts):
+        raise InputError("len(condition)", len(condition), f"{len(prompts)}, one item a prompt")
 
 
 def kept_nodes(trees: Sequence[Tree], kept: Masks) -> set[Node]:
@@ -91,6 +102,7 @@ class ReferenceImplementation:
         iteration: int,
     ) -> Trace:
         """Grow every prompt's trees, prompt by prompt."""
+        check_conditions(condition, prompts)
         sampling = rollout.Sampling(noise, tuple(latent_shape), dtype, storage_dtype, reduction, iteration)
         trees = [
             tree
@@ -103,6 +115,10 @@ class ReferenceImplementation:
         """Node values, tree by tree."""
         trees, count = to_trees(trace), len(trace.prompts)
         leaves = [leaf for tree in trees for leaf in tree.root.leaves()]
+        if rewards.shape[:2] != trace.states[-1].shape[:2]:
+            raise RewardError(
+                "rewards: shape", tuple(rewards.shape), f"{tuple(trace.states[-1].shape[:2])}, one a leaf"
+            )
         by_leaf = dict(zip(leaves, rewards.flatten(0, 1).unbind(0), strict=True))
         values: dict[Node, Tensor] = {}
         for tree in trees:
@@ -163,6 +179,7 @@ class ReferenceImplementation:
         reference_model: VelocityModel | None,
     ) -> Float64[Tensor, ""]:
         """J over the trees of all traces."""
+        check_conditions(condition, traces[0].prompts)
         trees: list[Tree] = []
         conditions: list[Condition] = []
         values: dict[Node, Tensor] = {}
@@ -190,6 +207,7 @@ class ReferenceImplementation:
         iteration: int,
     ) -> dict[tuple[int, int], Trace]:
         """Every member (k, λ), rolled out by itself."""
+        check_conditions(condition, prompts)
         sampling = rollout.Sampling(noise, tuple(latent_shape), dtype, storage_dtype, reduction, iteration)
         grown = [
             singular.singular_rollout(family, model, prompt, row(condition, i), sampling)

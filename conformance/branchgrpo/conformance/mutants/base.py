@@ -8,7 +8,7 @@ from typing import TypeVar
 from branchgrpo.conformance.mutants.plain import PlainImplementation
 from branchgrpo.conformance.record import Record
 
-Faulty = TypeVar("Faulty", bound=type[PlainImplementation])
+Faulty = TypeVar("Faulty", bound=PlainImplementation)
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ def add(mutant: Mutant) -> None:
     MUTANTS[mutant.name] = mutant
 
 
-def mutant(clause: str, published: str | None = None) -> Callable[[Faulty], Faulty]:
+def mutant(clause: str, published: str | None = None) -> Callable[[type[Faulty]], type[Faulty]]:
     """Register a class that overrides one decision; its name is the class's, in words."""
 
-    def register(faulty: Faulty) -> Faulty:
+    def register(faulty: type[Faulty]) -> type[Faulty]:
         words = "".join(f"_{c.lower()}" if c.isupper() else c for c in faulty.__name__).strip("_")
         add(Mutant(words, clause, published, implementation=faulty))
         faulty.name = words

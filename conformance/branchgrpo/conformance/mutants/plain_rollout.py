@@ -71,7 +71,7 @@ class PlainRollout:
         if math.isinf(spread):
             return private
         norm = math.hypot(1.0, spread)
-        return (shared.unsqueeze(1) + spread * private) / norm
+        return shared.unsqueeze(1) / norm + (spread / norm) * private
 
     def log_probability(
         self, child: Latent, mean: Latent, std: float, reduction: Reduction
