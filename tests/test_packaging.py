@@ -114,8 +114,19 @@ def test_check_is_everything_and_ends_with_pytest():
     lines = dry_run("check")
     for tool in ("ruff check", "ruff format --check", "mypy", "lint-imports", "branchgrpo demo --check"):
         assert any(f"/{tool}" in line for line in lines), tool
-    assert re.match(r"\.venv/bin/pytest\b(?!.* -m )", lines[-1])
-    assert re.match(r'\.venv/bin/pytest -m "not slow"', dry_run("test")[-1])
+    assert pytest_runs("check") == {"tests": None, "properties": None}
+    assert lines[-1].startswith(".venv/bin/pytest ")
+
+
+def pytest_runs(target: str) -> dict[str, str | None]:
+    """Folder → the marker expression with which a target runs it."""
+    found = [re.match(r"\.venv/bin/pytest (\w+)(?:.* -m (\"[^\"]+\"|\w+))?", line) for line in dry_run(target)]
+    return {match[1]: match[2] for match in found if match}
+
+
+def test_test_is_what_takes_seconds():
+    assert pytest_runs("test") == {"tests": '"not slow"', "properties": "quick"}
+    assert dry_run("test")[-1].startswith(".venv/bin/pytest ")
 
 
 def test_ci_runs_both():
