@@ -170,7 +170,7 @@ def script(**changed: object) -> FunctionsImplementation:
 
 def test_function_fault_log_probability_before_rounding() -> None:
     """What most scripts do: the log-probability that comes with the sample (DIV-B2)."""
-    assert failed_in(script(score="sampled"), "bf16", "tree") == {"LOGP-3"}
+    assert failed_in(script(score="sampled"), "bf16", "tree") == {"LOGP-3", "OBJ-1"}
 
 
 def test_function_fault_constants_dropped() -> None:

@@ -22,6 +22,7 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("plan", "count, list and draw the trees that the methods grow", "branchgrpo.cli.plan"),
     Command("demo", "train on handwritten digits with three methods and report", "branchgrpo.cli.demo"),
+    Command("audit", "audit an implementation or a run: one report, one verdict", "branchgrpo.cli.audit"),
     Command("conformance", "judge an implementation or a trace clause by clause", "branchgrpo.cli.conformance"),
     Command("mutants", "judge the judge: faulty implementations that the checks must kill", "branchgrpo.cli.mutants"),
     Command("diversity", "measure how diverse two folders of images are and how far apart", "branchgrpo.cli.diversity"),

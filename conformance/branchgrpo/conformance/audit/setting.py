@@ -1,0 +1,141 @@
+"""A configuration made concrete: method, backbone, noise source and dtypes."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from branchgrpo.conformance.audit.config import CONFIG_LIMIT, AuditConfig
+from branchgrpo.conformance.capture import Backbone, Case
+from branchgrpo.conformance.codec import decode_plan
+from branchgrpo.conformance.record_io import read_json
+from branchgrpo.conformance.subjects import Distance, Network, condition_for
+from branchgrpo.models.gaussian import ExactGaussian
+from branchgrpo.optimized.philox import PhiloxNoise
+from branchgrpo.reference.errors import BranchGRPOError, InputError
+from branchgrpo.reference.method import Method
+from branchgrpo.reference.noise import KeyedNoise
+from branchgrpo.reference.plan import Plan
+from branchgrpo.reference.presets import preset
+from branchgrpo.reference.protocols import NoiseSource, Prompt
+from branchgrpo.reference.types import Reduction
+
+MEAN, TAU = 0.7, 0.5
+"""The Gaussian data of the oracle's studies."""
+
+
+class BackboneError(InputError):
+    """A backbone that cannot be loaded: the configuration is wrong, not the implementation."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a configuration stands for; models are made when they are asked for.
+
+    Attributes:
+        config: the configuration.
+        method: preset, or its options with a plan of one's own.
+    """
+
+    config: AuditConfig
+    method: Method
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the arithmetic."""
+        return named_dtype(self.config.dtype)
+
+    @property
+    def storage(self) -> torch.dtype:
+        """Dtype of stored states."""
+        return named_dtype(self.config.storage_dtype)
+
+    def plan(self) -> Plan:
+        """The plan of the iteration; of a plan family its first member."""
+        found = self.method.plan_at(self.config.iteration, self.config.seed)
+        return found if isinstance(found, Plan) else found.member(found.ks[0], found.granularities[0])
+
+    def noise(self, seed: int | None = None) -> NoiseSource:
+        """The run's noise source."""
+        own = self.config.seed if seed is None else seed
+        return KeyedNoise(own) if self.config.noise == "keyed" else PhiloxNoise(own)
+
+    def case(self, device: torch.device, training: bool) -> Case:
+        """The run's rollout and first update as a case of conformance."""
+        try:
+            made = backbone(self.config, self.dtype)
+        except (BranchGRPOError, OSError, ImportError) as error:
+            raise BackboneError("audit.backbone", self.config.backbone, f"loadable ({error})") from error
+        return Case(
+            replace(self.method, objective=replace(self.method.objective, kl=0.0)),
+            (Distance(0.3),),
+            prompts=len(made.prompts),
+            latent=(1, 8, 8) if self.config.backbone == "digits" else self.config.latent,
+            dtype=self.dtype,
+            storage=self.storage,
+            iteration=self.config.iteration,
+            seed=self.config.seed,
+            training=training,
+            device=device,
+            backbone=made,
+        )
+
+
+def named_dtype(name: str) -> torch.dtype:
+    """A torch dtype by name."""
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def make_setting(config: AuditConfig) -> Setting:
+    """Look the method up, and read the plan if there is one.
+
+    Raises:
+        InputError, PlanError: a plan file that is none.
+    """
+    method = preset(config.preset)
+    if config.plan:
+        method = replace(method, name=Path(config.plan).stem, source=config.plan, sampler=read_plan(Path(config.plan)))
+    if config.log_prob:
+        method = replace(method, log_prob=Reduction(config.log_prob))
+    return Setting(config, method)
+
+
+def read_plan(path: Path) -> Plan:
+    """A plan from JSON: the object that a trace's record holds under ``plan``, by itself or under that key."""
+    if path.is_file() and path.stat().st_size > CONFIG_LIMIT:
+        raise InputError(f"size of {path.name}", path.stat().st_size, f"at most {CONFIG_LIMIT} bytes")
+    data = read_json(path)
+    return decode_plan(data["plan"] if isinstance(data, dict) and set(data) == {"plan"} else data)
+
+
+def numbered_prompts(count: int) -> tuple[Prompt, ...]:
+    """Prompts with the ids 1, 2 and so on."""
+    return tuple(Prompt(i + 1, f"prompt {i + 1}") for i in range(count))
+
+
+def backbone(config: AuditConfig, dtype: torch.dtype) -> Backbone:
+    """The velocity of the run, with prompts and conditions."""
+    prompts, cpu = numbered_prompts(config.prompts), torch.device("cpu")
+    if config.backbone == "gaussian":
+        return Backbone(ExactGaussian(MEAN, TAU), prompts, condition_for(prompts, dtype, cpu))
+    if config.backbone == "network":
+        return Backbone(Network(config.elements, dtype=dtype), prompts, condition_for(prompts, dtype, cpu))
+    if config.backbone == "digits":
+        from branchgrpo.training.digits import digit_condition, digit_prompts, pretrained_generator
+
+        own = digit_prompts()[: config.prompts]
+        return Backbone(pretrained_generator().to(dtype), own, digit_condition(own))
+    from branchgrpo.models.auto import load_backbone
+
+    model = load_backbone(config.backbone, dtype=dtype)
+    return Backbone(model, prompts, model.encode([prompt.text for prompt in prompts]))
+
+
+def described(setting: Setting) -> dict[str, object]:
+    """The configuration as JSON, for keys and reports."""
+    config = setting.config
+    values = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    return json.loads(json.dumps(values)) | {"method": setting.method.name}  # type: ignore[no-any-return]
