@@ -19,31 +19,47 @@ def reduce_elements(
     return flat.mean(dim=1, dtype=torch.float64)
 
 
+def squared_distance(
+    one: Float[Tensor, "items *latent"], other: Float[Tensor, "items *latent"], reduction: Reduction
+) -> Float64[Tensor, "items"]:
+    """‖one − other‖² an item, reduced: differences in the arithmetic's dtype (float32 at least), sums in float64.
+
+    Clause: LOGP-5.
+    """
+    difference = one - other if other.dtype.itemsize >= 4 else one.float() - other.float()
+    return reduce_elements(difference * difference, len(one), reduction)
+
+
 def log_probability(
-    child: Float[Tensor, "items *latent"], mean: Float[Tensor, "items *latent"], std: float, reduction: Reduction
+    child: Float[Tensor, "items *latent"],
+    mean: Float[Tensor, "items *latent"],
+    std: float | Float64[Tensor, "items"],
+    reduction: Reduction,
 ) -> Float64[Tensor, "items"]:
     """log N(child; mean, std²·I), reduced.
 
-    Clause: LOGP-1, LOGP-2, LOGP-3, LOGP-5.  The element-wise constants leave the reduction as one scalar.
+    Clause: LOGP-1, LOGP-2, LOGP-3, LOGP-5.  The element-wise constants leave the reduction as one scalar an item.
 
     Args:
         child: children *as stored* (realised-action rule).
         mean: transition means.
-        std: > 0, by which the noise was really scaled.
+        std: > 0, by which the noise was really scaled; one for all, or one an item.
         reduction: ``sum`` or ``mean`` over the D elements.
     """
-    z = (child.double() - mean.double()) / std
     elements = child[0].numel() if reduction is Reduction.SUM else 1
-    constant = elements * (math.log(std) + 0.5 * math.log(2.0 * math.pi))
-    return -0.5 * reduce_elements(z * z, len(child), reduction) - constant
+    log_std = math.log(std) if isinstance(std, float) else torch.log(std)
+    constant = elements * (log_std + 0.5 * math.log(2.0 * math.pi))
+    return squared_distance(child, mean, reduction) * (-0.5 / (std * std)) - constant
 
 
 def gaussian_kl(
-    mean: Float[Tensor, "items *latent"], mean_ref: Float[Tensor, "items *latent"], std: float, reduction: Reduction
+    mean: Float[Tensor, "items *latent"],
+    mean_ref: Float[Tensor, "items *latent"],
+    std: float | Float64[Tensor, "items"],
+    reduction: Reduction,
 ) -> Float64[Tensor, "items"]:
     """KL of two kernels of one std: ‖μ_θ − μ_ref‖² / (2 std²), reduced like a log-probability.
 
     Clause: OBJ-5.  Source: Flow-GRPO Eq. 12.
     """
-    difference = mean.double() - mean_ref.double()
-    return reduce_elements(difference * difference, len(mean), reduction) / (2.0 * std * std)
+    return squared_distance(mean, mean_ref, reduction) * (0.5 / (std * std))

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from branchgrpo.optimized.denoiser import FiniteLog, Place, velocity
-from branchgrpo.optimized.kernels import step_coefficients, transition_mean
+from branchgrpo.optimized.kernels import step_coefficients
 from branchgrpo.optimized.log_probability import gaussian_kl, log_probability
 from branchgrpo.optimized.tree import Levels, Tree
 from branchgrpo.optimized.work import Work
@@ -77,6 +77,78 @@ def parent_velocities(
     return v
 
 
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """The kept edges of a batch, all steps in one row of arrays on the arithmetic's device.
+
+    Attributes:
+        owner: position of every edge's parent in the batch.
+        alpha, gamma: of every parent's step, in the arithmetic's dtype, shaped to multiply states.
+        stds: of every edge.
+        children: as stored.
+        old_log_probs, advantages: of every edge.
+        coefficients: in J; ``weights`` times the step's weight.
+    """
+
+    owner: Int64[Tensor, "edges"]
+    alpha: Float[Tensor, "parents *ones"]
+    gamma: Float[Tensor, "parents *ones"]
+    stds: Float64[Tensor, "edges"]
+    children: Float[Tensor, "edges *latent"]
+    old_log_probs: Float64[Tensor, "edges"]
+    advantages: Float64[Tensor, "edges"]
+    coefficients: Float64[Tensor, "edges"]
+    weights: Float64[Tensor, "edges"]
+
+    def means(
+        self, x: Float[Tensor, "parents *latent"], v: Float[Tensor, "parents *latent"]
+    ) -> Float[Tensor, "edges *latent"]:
+        """Transition mean of every edge.  Clause: KERN-2 … KERN-4."""
+        return (self.alpha * x + self.gamma * v).index_select(0, self.owner)
+
+
+def batch_edges(
+    trees: Sequence[Tree],
+    advantages: Sequence[Levels],
+    batch: Sequence[Work],
+    weights: Mapping[int, float],
+    x: Float[Tensor, "parents *latent"],
+) -> Edges:
+    """Gather a batch's edges from the trees.  Clause: OBJ-1, OBJ-3, LOGP-3."""
+    rows: dict[str, list[Tensor]] = {name: [] for name in ("child", "old", "advantage")}
+    steps, first, owners = [step_coefficients(trees[w.tree].plan, w.step) for w in batch], 0, []
+    for work in batch:
+        tree, old = trees[work.tree], trees[work.tree].log_probs[work.step]
+        assert old is not None, "a trained step has log-probabilities"
+        states = tree.states[work.step + 1].flatten(0, 1)
+        rows["child"].append(states[work.edges].to(x.device, non_blocking=True))
+        rows["old"].append(old.flatten()[work.edges.to(old.device, non_blocking=True)].to(x.device))
+        rows["advantage"].append(advantages[work.tree][work.step + 1].flatten()[work.edges])
+        owners.append(work.owner + first)
+        first += len(work.parents)
+    parents = torch.tensor([len(w.parents) for w in batch])
+    numbers = [(s.alpha, s.gamma, s.std, weights[w.step]) for s, w in zip(steps, batch, strict=True)]
+    table = torch.tensor(numbers, dtype=torch.float64)
+    alpha, gamma, std, weight = table.repeat_interleave(parents, dim=0, output_size=first).unbind(1)
+    owner, coefficient = torch.cat(owners), torch.cat([w.coefficient for w in batch])
+    shape = (-1, *(1,) * (x.ndim - 1))
+    placed = [
+        t.to(x.device, non_blocking=True)
+        for t in (owner, alpha.to(x.dtype), gamma.to(x.dtype), std[owner], torch.cat(rows["advantage"]), coefficient)
+    ]
+    return Edges(
+        owner=placed[0],
+        alpha=placed[1].reshape(shape),
+        gamma=placed[2].reshape(shape),
+        stds=placed[3],
+        children=torch.cat(rows["child"]),
+        old_log_probs=torch.cat(rows["old"]),
+        advantages=placed[4],
+        coefficients=placed[5],
+        weights=placed[5] * weight[owner].to(x.device, non_blocking=True),
+    )
+
+
 def batch_terms(
     trees: Sequence[Tree],
     policies: Policies,
@@ -100,32 +172,18 @@ def batch_terms(
         finite: takes note of non-finite velocities.
     """
     x = parent_states(trees, batch)
-    sizes = [len(w.parents) for w in batch]
     v = parent_velocities(policies.model, x, trees, batch, policies.condition, finite)
-    frozen: Sequence[Tensor | None] = [None] * len(batch)
+    edges = batch_edges(trees, advantages, batch, weights, x)
+    mean = edges.means(x, v)
+    reduction = trees[0].reduction
+    rho = torch.exp(log_probability(edges.children, mean, edges.stds, reduction) - edges.old_log_probs)
+    gain = clipped_surrogate(rho, edges.advantages, options.clip_low, options.clip_high)
+    value = torch.dot(edges.weights, gain)
+    kl = torch.zeros((), dtype=torch.float64, device=x.device)
     if policies.reference is not None:
         with torch.no_grad():
             fixed = parent_velocities(policies.reference, x, trees, batch, policies.condition, finite)
-        frozen = torch.split(fixed, sizes)
-    value = torch.zeros((), dtype=torch.float64, device=x.device)
-    kl, ratios = value, []
-    for work, x_part, v_part, v_frozen in zip(batch, torch.split(x, sizes), torch.split(v, sizes), frozen, strict=True):
-        tree, levels = trees[work.tree], advantages[work.tree]
-        step, old = step_coefficients(tree.plan, work.step), tree.log_probs[work.step]
-        assert old is not None, "a trained step has log-probabilities"
-        edges, owner, coefficient = (
-            t.to(x.device, non_blocking=True) for t in (work.edges, work.owner, work.coefficient)
-        )
-        mean = transition_mean(x_part, v_part, step).index_select(0, owner)
-        child = tree.states[work.step + 1].flatten(0, 1)[work.edges].to(x.device, non_blocking=True)
-        log_prob = log_probability(child, mean, step.std, tree.reduction)
-        rho = torch.exp(log_prob - old.flatten()[edges.to(old.device)].to(x.device))
-        advantage = levels[work.step + 1].flatten()[work.edges].to(x.device, non_blocking=True)
-        gain = clipped_surrogate(rho, advantage, options.clip_low, options.clip_high)
-        value = value + (coefficient * gain).sum() * weights[work.step]
-        if v_frozen is not None:
-            mean_ref = transition_mean(x_part, v_frozen, step).index_select(0, owner)
-            part = (coefficient * gaussian_kl(mean, mean_ref, step.std, tree.reduction)).sum()
-            value, kl = value - options.kl * part, kl + part.detach()
-        ratios.append(rho.detach())
-    return Terms(value, kl, torch.cat(ratios))
+            mean_ref = edges.means(x, fixed)
+        part = torch.dot(edges.coefficients, gaussian_kl(mean, mean_ref, edges.stds, reduction))
+        value, kl = value - options.kl * part, part.detach()
+    return Terms(value, kl, rho.detach())
