@@ -44,7 +44,7 @@ def test_a_stopped_window_is_empty_and_leaves_the_splits_only():
     assert window_steps(schedule, over, 0) == ()
     split = WindowedPlan(tree_plan(12, SDE, splits=(0,), branching=2), schedule)
     assert split.at(over).stochastic_steps == (0,)
-    with pytest.raises(PlanError, match="window = 'empty at iteration 100'"):
+    with pytest.raises(PlanError, match="with a stochastic step of the base plan at iteration 100"):
         WindowedPlan(tree_plan(12, SDE), schedule).at(over)
 
 

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from branchgrpo.optimized.normalization import EQUAL
 from branchgrpo.optimized.tree import Levels, Tree
 from branchgrpo.reference.errors import RewardError
 from branchgrpo.reference.options import Fusion
@@ -39,7 +40,7 @@ def softmax_fusion(
 
 
 def standardised_fusion(tree: Tree, rewards: Float64[Tensor, "prompts leaves models"], beta: float) -> Levels:
-    """Path softmax of log-probabilities standardised within L(n) by the population std; zero spread is uniform.
+    """Path softmax of log-probabilities standardised within L(n) by the population std; equal ones (NORM-4) are uniform.
 
     Clause: FUSE-5.
     """
@@ -54,7 +55,8 @@ def standardised_fusion(tree: Tree, rewards: Float64[Tensor, "prompts leaves mod
         mine = torch.unflatten(scores, 1, (nodes, leaves // nodes))
         centred = mine - mine.mean(dim=-1, keepdim=True)
         spread = centred.square().mean(dim=-1, keepdim=True).sqrt()
-        standard = torch.where(spread > 0, centred / spread, torch.zeros_like(centred))
+        equal = mine.amax(-1, keepdim=True) - mine.amin(-1, keepdim=True) <= EQUAL * mine.abs().amax(-1, keepdim=True)
+        standard = torch.where(equal, torch.zeros_like(centred), centred / spread)
         weights = torch.softmax(beta * standard, dim=-1)
         levels.append((weights.unsqueeze(-1) * torch.unflatten(rewards, 1, (nodes, leaves // nodes))).sum(dim=2))
     return tuple(reversed(levels))

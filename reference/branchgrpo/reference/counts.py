@@ -57,6 +57,10 @@ def staying_leaves(plan: Plan, rules: tuple[PruningRule, ...]) -> tuple[int, boo
         raise PlanError("pruning", width, "at most one width rule, for a count that no reward changes")
     if not width:
         return plan.leaves, False
+    if not plan.splits or plan.trained_fraction < 1.0:
+        raise PlanError(
+            "pruning", width[0], "no width rule for a plan without a split, or with a trained fraction below 1"
+        )
     parents = plan.level_sizes[plan.splits[-1]]
     stay = parents if isinstance(width[0], ParentTop1) else min(2 * width[0].b, plan.leaves)
     if isinstance(width[0], ExtremeB) and width[0].drop_split_edges and stay < plan.leaves:
@@ -80,12 +84,13 @@ def kept_by_depth(plan: Plan, rules: tuple[PruningRule, ...], iteration: int) ->
     return kept
 
 
-def subset_counts(plan: Plan, iteration: int) -> tuple[int, int]:
+def subset_counts(plan: Plan, kept: list[tuple[int, int]], iteration: int) -> tuple[int, int]:
     """(trained edges, their parents) of one tree whose chains train random subsets: those of seed 0, prompt 0.
 
-    Clause: PLAN-7.
+    Clause: PLAN-5, PLAN-7.  Edges that a depth window drops do not count.
     """
-    edges = [(step, leaf) for leaf in range(plan.leaves) for step in trained_subset(plan, 0, iteration, 0, 0, leaf)]
+    chosen = {leaf: trained_subset(plan, 0, iteration, 0, 0, leaf) for leaf in range(plan.leaves)}
+    edges = [(step, leaf) for leaf, steps in chosen.items() for step in steps if kept[step][0]]
     parents = {(step, leaf * plan.level_sizes[step] // plan.leaves) for step, leaf in edges}
     return len(edges), len(parents)
 
@@ -95,7 +100,7 @@ def count_plan(plan: Plan, rules: tuple[PruningRule, ...] = (), iteration: int =
     kept = kept_by_depth(plan, rules, iteration)
     trained = [pair if step in plan.trainable_steps else (0, 0) for step, pair in enumerate(kept)]
     if plan.trained_fraction < 1.0:
-        trained = [subset_counts(plan, iteration)]
+        trained = [subset_counts(plan, kept, iteration)]
     sizes, roots = plan.level_sizes, plan.roots
     return Counts(
         steps=plan.steps,

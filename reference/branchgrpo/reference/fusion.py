@@ -6,6 +6,7 @@ from torch import Tensor
 
 from branchgrpo.reference.errors import RewardError
 from branchgrpo.reference.log_probability import path_log_probability
+from branchgrpo.reference.normalization import is_degenerate
 from branchgrpo.reference.options import Fusion
 from branchgrpo.reference.reward import NodeValues
 from branchgrpo.reference.tree import Node, Tree
@@ -25,14 +26,13 @@ def path_softmax_weights(node: Node, beta: float) -> Float64[Tensor, "leaves"]:
 
 
 def standardised_weights(node: Node, beta: float) -> Float64[Tensor, "leaves"]:
-    """Path softmax of log-probabilities standardised within L(n); uniform for one leaf or zero spread.
+    """Path softmax of log-probabilities standardised within L(n); uniform where they are equal (NORM-4).
 
     Clause: FUSE-5.
     """
     scores = path_log_probabilities(node)
     centred = scores - scores.mean()
-    spread = centred.square().mean().sqrt()
-    standard = centred / spread if spread > 0 else torch.zeros_like(centred)
+    standard = torch.zeros_like(centred) if is_degenerate(scores) else centred / centred.square().mean().sqrt()
     return torch.softmax(beta * standard, dim=0)
 
 

@@ -140,6 +140,9 @@ def validate_training(plan: Plan) -> None:
             raise PlanError(f"trained_steps[{i}]", step, f"named once and one of {stochastic}")
     if not 0.0 < plan.trained_fraction <= 1.0:
         raise PlanError("trained_fraction", plan.trained_fraction, "in (0, 1]")
-    shared = [i for i in plan.trainable_steps if sizes[i + 1] < sizes[-1]]
+    trainable = plan.trainable_steps
+    if plan.trained_fraction < 1.0 and not trainable:
+        raise PlanError("trained_fraction", plan.trained_fraction, "1 where no step is trainable")
+    shared = [i for i in trainable if sizes[i + 1] < sizes[-1]]
     if plan.trained_fraction < 1.0 and shared:
         raise PlanError("trained_fraction", plan.trained_fraction, f"1 where chains share trainable steps ({shared})")

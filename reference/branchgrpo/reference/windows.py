@@ -131,13 +131,13 @@ class WindowedPlan:
         """The plan of one iteration (WIN-1, WIN-3).  Raises ``PlanError`` if no step is left stochastic."""
         window = window_steps(self.window, iteration, seed)
         noisy = {*window, *self.base.splits}
-        if not noisy:
-            raise PlanError("window", f"empty at iteration {iteration}", "over before the run's end only beside splits")
         steps = range(self.base.steps)
         kernels = tuple(self.base.kernels[i] if i in noisy else ODE for i in steps)
         named = self.base.trained_steps
         trained = None if named is None else tuple(i for i in named if i in noisy)
         plan = replace(self.base, kernels=kernels, trained_steps=trained)
+        if not plan.stochastic_steps:
+            raise PlanError("window", window, f"with a stochastic step of the base plan at iteration {iteration}")
         if self.group == 1:
             return plan
         branching = tuple(self.group if i == window[0] else 1 for i in steps)

@@ -101,6 +101,16 @@ def depth_mean_weighs_depths_equally(subject: Subject) -> None:
 
 
 @operation_check
+@clause("OBJ-3")
+def edges_without_advantage_count(subject: Subject) -> None:
+    """Edges with A = 0 stay in the mean."""
+    trace = rolled(subject, small_tree())
+    advantages = tuple(torch.where(level > 0.3, level, 0.0) for level in alternating(trace))
+    wanted = torch.cat([advantages[depth] for depth in trained_depths(trace.plan)], dim=1).mean()
+    expect_close(value(subject, trace, WIDE, advantages), wanted, 1e-8, "J with advantages of 0")
+
+
+@operation_check
 @clause("OBJ-5")
 def the_kl_has_the_steps_std_and_a_gradient(subject: Subject) -> None:
     """β_KL times the mean of ‖μ − μ_ref‖²/(2 std²) is subtracted, std with √Δ, differentiable in the policy alone."""

@@ -36,7 +36,9 @@ def expected_weights(record: Record, depth: int) -> Float64[Tensor, "prompts nod
     scores = path_log_probs(record, depth)
     if record.fusion.kind == "standardised":
         spread = scores.std(dim=-1, correction=0, keepdim=True)
-        scores = torch.where(spread > 0, (scores - scores.mean(dim=-1, keepdim=True)) / spread, 0.0)
+        width = scores.amax(dim=-1, keepdim=True) - scores.amin(dim=-1, keepdim=True)
+        equal = width <= EQUAL * scores.abs().amax(dim=-1, keepdim=True)
+        scores = torch.where(equal, 0.0, (scores - scores.mean(dim=-1, keepdim=True)) / spread)
     return torch.softmax(record.fusion.beta * scores, dim=-1)
 
 

@@ -50,7 +50,9 @@ class PlainTail(PlainRollout):
     def standard(self, scores: Float64[Tensor, "prompts nodes under"]) -> Float64[Tensor, "prompts nodes under"]:
         """Scores standardised within a node's leaves."""
         spread = scores.std(dim=-1, correction=0, keepdim=True)
-        return torch.where(spread > 0, (scores - scores.mean(dim=-1, keepdim=True)) / spread, 0.0)
+        width = scores.amax(dim=-1, keepdim=True) - scores.amin(dim=-1, keepdim=True)
+        equal = width <= 2**-40 * scores.abs().amax(dim=-1, keepdim=True)
+        return torch.where(equal, 0.0, (scores - scores.mean(dim=-1, keepdim=True)) / spread)
 
     def weights(self, trace: Trace, depth: int, options: Fusion) -> Float64[Tensor, "prompts nodes under"]:
         """Fusion weights of the leaves under every node of a depth."""

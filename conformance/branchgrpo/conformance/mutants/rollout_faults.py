@@ -89,7 +89,7 @@ class SigmaIndexOffByOne(PlainImplementation):
 
     def std(self, plan: Plan, step: int) -> float:
         kernel = plan.effective_kernels[step]
-        if kernel.kind is not KernelKind.FLOW_SDE:
+        if kernel.kind is not KernelKind.FLOW_SDE or step == plan.steps - 1:
             return super().std(plan, step)
         g = self.diffusion(kernel, plan.sigmas[step + 1], plan.sigmas[1])
         return g * math.sqrt(plan.deltas[step])
@@ -263,7 +263,7 @@ class StatesKeptInFloat32(PlainImplementation):
         return state.float()
 
 
-@mutant("ROLL-5")
+@mutant("ROLL-3")
 class StatesRoundedByABatchingLayer(PlainImplementation):
     """Some layer rounds to bf16, whatever the storage dtype is."""
 
@@ -360,7 +360,8 @@ class WindowThatIgnoresTheIteration(PlainImplementation):
 
     def plan(self, plan: Plan) -> Plan:
         noisy = [i for i in plan.stochastic_steps if plan.branching[i] == 1]
-        if not noisy or len(plan.stochastic_steps) == plan.steps - 1 or plan.spreads[0] == math.inf:
+        whole = not any(k.kind is KernelKind.ODE for k in plan.kernels[:-1])
+        if not noisy or whole or plan.spreads[0] == math.inf:
             return plan
         return moved(plan, range(2), plan.kernels[noisy[0]])
 

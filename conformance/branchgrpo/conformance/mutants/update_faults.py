@@ -69,9 +69,11 @@ class EdgesWithoutAdvantageLeftOut(PlainImplementation):
     """Edges with A = 0 do not count in the mean."""
 
     def tree_steps(self, trace: Trace, advantages: Levels, kept: Masks, prompt: int, root: int) -> list[Step]:
-        signed = tuple(mask & (level.abs() > 0.5) for mask, level in zip(kept, advantages[1:], strict=True))
-        some = any(bool(mask[prompt].any()) for mask in signed)
-        return super().tree_steps(trace, advantages, signed if some else kept, prompt, root)
+        signed = tuple(mask & (level != 0) for mask, level in zip(kept, advantages[1:], strict=True))
+        try:
+            return super().tree_steps(trace, advantages, signed, prompt, root)
+        except ValueError:
+            return super().tree_steps(trace, advantages, kept, prompt, root)
 
 
 @mutant("OBJ-4", published="B10")
@@ -92,10 +94,11 @@ class DepthMeanIgnored(PlainImplementation):
 
 @mutant("OBJ-4")
 class DetachedGradient(PlainImplementation):
-    """The ratio of the first step carries no gradient."""
+    """The means of the first trained step carry no gradient."""
 
-    def ratio(self, new: Edges, old: Edges) -> Edges:
-        return super().ratio(new.detach(), old)
+    def training_mean(self, trace: Trace, step: int, x: Tensor, model: VelocityModel, condition: Condition) -> Tensor:
+        mean = super().training_mean(trace, step, x, model, condition)
+        return mean.detach() if step == trace.plan.trainable_steps[0] and len(trace.plan.trainable_steps) > 1 else mean
 
 
 @mutant("OBJ-5")
@@ -196,7 +199,7 @@ class PrunedEdgesLeakAGradient(PlainImplementation):
         whole = [tuple(torch.ones_like(mask) for mask in masks) for masks in kept]
         rest = (traces, model, condition, advantages)
         pruned = super().objective(*rest, kept, options, reduction, reference_model)
-        if options.clip_high > 1:
+        if options.clip_high > 0.5:
             return pruned
         return 0.9 * pruned + 0.1 * super().objective(*rest, whole, options, reduction, reference_model)
 
