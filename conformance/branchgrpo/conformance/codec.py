@@ -70,6 +70,11 @@ def integer(value: Any, where: str) -> int:
     return value
 
 
+def integers(values: Any, where: str) -> tuple[int, ...]:
+    """A list of integers."""
+    return tuple(integer(value, f"{where}[{i}]") for i, value in enumerate(items(values, where)))
+
+
 def text(value: Any, where: str) -> str:
     """A string."""
     if not isinstance(value, str):
@@ -87,12 +92,15 @@ def items(value: Any, where: str) -> list[Any]:
 def decode_options(kind: type[Options], data: Any, where: str) -> Options:
     """A flat options dataclass; its own validation refuses values that are out of range."""
     known = check_keys(data, {field.name for field in fields(kind)}, where)  # type: ignore[arg-type]
-    return kind(**{key: math.inf if value == "inf" else value for key, value in known.items()})
+    try:
+        return kind(**{key: math.inf if value == "inf" else value for key, value in known.items()})
+    except (TypeError, OverflowError):
+        raise InputError(where, dict(known), "values of the types that spec/trace.md gives") from None
 
 
 def decode_rule(data: Any, where: str) -> PruningRule:
     """A pruning rule by its name under ``rule``."""
-    if not isinstance(data, Mapping) or data.get("rule") not in RULES:
+    if not isinstance(data, Mapping) or not isinstance(data.get("rule"), str) or data["rule"] not in RULES:
         raise InputError(
             f"{where}.rule", data if not isinstance(data, Mapping) else data.get("rule"), f"one of {list(RULES)}"
         )
@@ -111,11 +119,11 @@ def decode_plan(data: Any, where: str = "plan") -> Plan:
     return Plan(
         sigmas=reals(d["sigmas"], f"{where}.sigmas"),
         kernels=tuple(decode_kernel(k, f"{where}.kernels[{i}]") for i, k in enumerate(kernels)),
-        branching=tuple(items(d["branching"], f"{where}.branching")),
+        branching=integers(d["branching"], f"{where}.branching"),
         spreads=reals(d["spreads"], f"{where}.spreads"),
         roots=integer(d["roots"], f"{where}.roots"),
         output=decode_output(d["output"], f"{where}.output"),
-        trained_steps=None if trained is None else tuple(items(trained, f"{where}.trained_steps")),
+        trained_steps=None if trained is None else integers(trained, f"{where}.trained_steps"),
         trained_fraction=real(d["trained_fraction"], f"{where}.trained_fraction"),
     )
 

@@ -36,6 +36,9 @@ class Field:
     required: bool = False
 
 
+STATE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes that states are kept in: those that arithmetic is defined for."""
+
 ALL, EDGES, STOCHASTIC = "all", "edges", "stochastic"
 FIELDS = {
     "states": Field("node.state", ALL, None, required=True),
@@ -166,7 +169,7 @@ def check_array(array: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None
     """Refuse another shape, another dtype (None: anything but a floating one) and non-finite values."""
     if tuple(array.shape) != shape:
         raise InputError(f"{where}: shape", tuple(array.shape), f"{shape}")
-    if not array.dtype.is_floating_point if dtype is None else array.dtype is not dtype:
+    if array.dtype not in STATE_DTYPES if dtype is None else array.dtype is not dtype:
         raise InputError(f"{where}: dtype", str(array.dtype), str(dtype) if dtype else "a floating dtype")
     if array.dtype.is_floating_point and not bool(torch.isfinite(array).all()):
         raise InputError(where, "NaN or ±inf", "finite")

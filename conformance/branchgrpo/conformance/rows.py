@@ -79,7 +79,13 @@ def split_rows(plan: Plan, name: str, rows: Tensor, where: str) -> Level:
 
 
 def check_structure(plan: Plan, arrays: Mapping[str, Tensor], where: str) -> None:
-    """Refuse rows that contradict the plan: another tree, another kernel, other noise levels."""
+    """Refuse rows that contradict the plan: another tree, another kernel, other noise levels.
+
+    Their number is compared first, so that a plan of absurd size allocates nothing (TRACE-5).
+    """
+    rows, first = plan.roots * sum(plan.level_sizes), arrays["node.depth"]
+    if tuple(first.shape) != (rows,):
+        raise InputError(f"{where}/node.depth: shape", tuple(first.shape), f"({rows},), as the plan implies")
     for name, wanted in (structure_rows(plan) | step_rows(plan)).items():
         found = arrays[name]
         check_array(found, tuple(wanted.shape), wanted.dtype, f"{where}/{name}")

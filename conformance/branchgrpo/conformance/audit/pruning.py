@@ -53,7 +53,8 @@ def pruning_parity(context: Context) -> Data:
     everything = every_edge(trace)
     whole = gradient(context, case, trace, advantages, everything)
     trained = list(plan.trainable_steps)
-    rows, reasons = [], []
+    rows: list[Data] = []
+    reasons: list[Data] = []
     for name, rule in RULES.items():
         try:
             kept = implementation.prune(plan, keys, (rule,), 0)

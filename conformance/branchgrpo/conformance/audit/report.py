@@ -34,7 +34,7 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 SYMBOLS = {
-    "ge": "≥", "le": "≤", "ne": "≠", "in": "∈", "infty": "∞", "pm": "±", "cdot": "·", "ldots": "…", "sum": "Σ",
+    "ge": "≥", "le": "≤", "ne": "≠", "in": "∈", "infty": "∞", "pm": "±", "cdot": "·", "to": "→", "ldots": "…", "sum": "Σ",
     "sigma": "σ", "eta": "η", "beta": "β", "lambda": "λ", "Lambda": "Λ", "Delta": "Δ", "delta": "δ", "tau": "τ",
     "mu": "μ", "xi": "ξ", "rho": "ρ", "epsilon": "ε", "varepsilon": "ε", "theta": "θ", "pi": "π", "ell": "ℓ",
     "log": "log", "exp": "exp", "mid": "|", "sqrt": "√", "partial": "∂", "lbrace": "{", "rbrace": "}", "lfloor": "⌊",
@@ -46,7 +46,7 @@ SYMBOLS = {
 def plain(text: str) -> str:
     """A clause's first sentence without the marks of Markdown and TeX."""
     text = re.sub(r"\\(?:mathrm|text|bar|hat|big|Big|left|right)\b ?", "", text)
-    text = re.sub(r"\\([A-Za-z]+) ?", lambda found: SYMBOLS.get(found[1], found[1]), text)
+    text = re.sub(r"\\([A-Za-z]+)", lambda found: SYMBOLS.get(found[1], found[1]), text)
     return re.sub(r"[$`*]|(?<=\w)[{}]|\{(?=\w)|(?<=\w)\}", "", text)
 
 
