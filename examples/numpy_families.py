@@ -114,6 +114,7 @@ def kept_by_depth(p: SimpleNamespace, rules: list[tuple[str, Any]], iteration: i
     windows = [depth_window_at(rule, p.steps, iteration) for kind, rule in rules if kind == "depth_window"]
     need(len(width) <= 1, "pruning")
     stay, drop, last = p.leaves, False, p.splits[-1] if p.splits else p.steps
+    need(not width or (bool(p.splits) and p.trained_fraction == 1), "pruning")
     for kind, rule in width:
         stay = p.sizes[last] if kind == "parent_top1" else min(2 * rule.b, p.leaves)
         drop = rule.drop_split_edges
@@ -135,7 +136,8 @@ def counts(a: Data) -> Data:
     kept = kept_by_depth(p, rules, a["iteration"])
     trained = [pair for step, pair in enumerate(kept) if step in p.trainable]
     if p.trained_fraction < 1:
-        chains = [(i, leaf) for leaf in range(p.leaves) for i in chain_subset(p, 0, a["iteration"], 0, 0, leaf)]
+        subsets = [chain_subset(p, 0, a["iteration"], 0, 0, leaf) for leaf in range(p.leaves)]
+        chains = [(i, leaf) for leaf, steps in enumerate(subsets) for i in steps if kept[i][0]]
         trained = [(len(chains), len({(i, leaf * p.sizes[i] // p.leaves) for i, leaf in chains}))]
     numbers = {
         "leaves": p.leaves, "nodes": sum(p.sizes), "edges": sum(p.sizes[1:]), "denoiser_calls": sum(p.sizes[:-1]),

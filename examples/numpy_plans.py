@@ -106,7 +106,8 @@ def plan_of(data: Data) -> SimpleNamespace:
         need(step in p.stochastic and step not in named[:i], f"trained_steps[{i}]")
     p.trainable = [i for i in p.stochastic if i in named]
     shared = any(p.sizes[i + 1] < p.leaves for i in p.trainable)
-    need(0 < p.trained_fraction <= 1 and not (p.trained_fraction < 1 and shared), "trained_fraction")
+    need(0 < p.trained_fraction <= 1, "trained_fraction")
+    need(p.trained_fraction == 1 or (bool(p.trainable) and not shared), "trained_fraction")
     return p
 
 
@@ -285,7 +286,7 @@ def windowed_plan(a: Data) -> Data:
     need(w.last == max(p.trainable, default=-1), "window.last")
     inside = window_at(w, a["iteration"], a["seed"])[1]
     noisy = {*inside, *p.splits}
-    need(bool(noisy), "window")
+    need(any(i in noisy for i in p.stochastic), "window")
     found = {**a["plan"], "kernels": [k if i in noisy else ODE for i, k in enumerate(a["plan"]["kernels"])]}
     if p.trained_steps is not None:
         found["trained_steps"] = [i for i in p.trained_steps if i in noisy]

@@ -34,8 +34,10 @@ def fuse(a: Data, inputs: Arrays) -> Data:
         scores = path.reshape(prompts, nodes, -1)
         if o.kind == "standardised":
             spread = scores.std(axis=-1, keepdims=True)
+            width = scores.max(axis=-1, keepdims=True) - scores.min(axis=-1, keepdims=True)
+            equal = width <= 2.0**-40 * np.abs(scores).max(axis=-1, keepdims=True)
             centred = scores - scores.mean(axis=-1, keepdims=True)
-            scores = np.where(spread > 0, centred / np.where(spread > 0, spread, 1.0), 0.0)
+            scores = np.where(equal, 0.0, centred / np.where(equal, 1.0, spread))
         weights = chain.reshape(scores.shape) if o.kind == "child_softmax" else softmax(o.beta * scores)
         below_it = rewards.reshape(prompts, nodes, -1, rewards.shape[2])
         found[f"values.{depth}"] = (weights[..., None] * below_it).sum(axis=2) if depth < p.steps else rewards

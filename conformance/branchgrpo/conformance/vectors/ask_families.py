@@ -105,6 +105,11 @@ def costs() -> list[Case]:
         for slug, (p, rules, t, clause) in good.items()
     ]  # fmt: skip
     published = PlanFamily(shifted_schedule(16), FLOW, tuple(range(8)), 12)
+    some = tree_plan(6, SDE, splits=(0,), branching=4, trained_fraction=0.5)
+    made.append(
+        case("counts", "fraction-and-depth", "PLAN-5 PLAN-7", "subsets beside a depth window", tolerance="exact",
+             arguments={"plan": encode(some), "rules": rules_of(DepthWindow(2, 2)), "iteration": 2})
+    )  # fmt: skip
     for granularities in ((1,), (1, 2), (1, 2, 3)):
         f = replace(published, granularities=granularities)
         made.append(case("counts", f"g2rpo-{len(granularities)}", "SING-4 GRAN-3", "G²RPO as published",
@@ -112,13 +117,15 @@ def costs() -> list[Case]:
     for slug, f in good_families().items():
         made.append(case("counts", f"family-{slug}", "SING-4 GRAN-3", "a plan family",
                          arguments={"family": encode(f)}, tolerance="exact"))  # fmt: skip
-    bad_rules: dict[str, tuple[tuple[PruningRule, ...], str]] = {
-        "two-width-rules": ((ParentTop1(), ExtremeB(2)), "pruning"),
-        "extreme-splits": ((ExtremeB(2, True),), "pruning"),
-        "window-beyond-the-end": ((DepthWindow(21),), "depth_window.start"),
+    bad_rules: dict[str, tuple[Plan, tuple[PruningRule, ...], str]] = {
+        "two-width-rules": (dense, (ParentTop1(), ExtremeB(2)), "pruning"),
+        "extreme-splits": (dense, (ExtremeB(2, True),), "pruning"),
+        "window-beyond-the-end": (dense, (DepthWindow(21),), "depth_window.start"),
+        "width-without-a-split": (tree_plan(4, SDE), (ParentTop1(),), "pruning"),
+        "width-beside-a-fraction": (some, (ExtremeB(1),), "pruning"),
     }
-    for slug, (rules, field) in bad_rules.items():
-        arguments = {"plan": encode(dense), "rules": rules_of(*rules), "iteration": 0}
+    for slug, (p, rules, field) in bad_rules.items():
+        arguments = {"plan": encode(p), "rules": rules_of(*rules), "iteration": 0}
         made.append(case("counts", slug, "PLAN-5 ERR-2", "refused", arguments=arguments, error=field))
     return made
 

@@ -136,6 +136,12 @@ def bad_plans() -> dict[str, tuple[str, dict[str, Any], str, str]]:
         "trained-twice": ("PLAN-6", {"trained_steps": [1, 1]}, "trained_steps[1]", "named once"),
         "last-trained": ("PLAN-6", {"trained_steps": [0, 4]}, "trained_steps[1]", "its noise changes no reward"),
         "fraction-0": ("PLAN-7", {"trained_fraction": 0.0}, "trained_fraction", "above 0"),
+        "fraction-of-nothing": (
+            "PLAN-7",
+            {"kernels": [{"kind": "ode", "eta": 0.0}] * 5, "branching": [1] * 5, "trained_fraction": 0.5},
+            "trained_fraction",
+            "no step is trainable",
+        ),
         "fraction-of-shared-edges": ("PLAN-7", {"trained_fraction": 0.5}, "trained_fraction", "chains share edges"),
     }
 
@@ -218,6 +224,7 @@ def windowed_plans() -> list[Case]:
         "group-beside-splits": (mixed, mix, 3, 0, "group", "WIN-3"),
         "last-is-not-trainable": (flat, WindowSchedule(3, 7), 3, 0, "window.last", "WIN-2"),
         "last-is-too-early": (flat, WindowSchedule(3, 5), 3, 0, "window.last", "WIN-2"),
+        "window-of-ode-steps": (tree_plan(8, FLOW, sde_steps=(0, 1, 6)), mix, 1, 5, "window", "WIN-1"),
         "over-without-splits": (flat, replace(group, end="stop"), 1, 1000, "window", "WIN-1"),
     }
     for slug, (p, w, g, t, field, clause) in bad.items():

@@ -58,7 +58,12 @@ def fusions() -> list[Case]:
     for name in equal.inputs:
         if name.startswith("log_probs"):
             equal.inputs[name][:] = -1.25
-    made.append(equal)
+    near = fused("equal-to-rounding", "FUSE-5 NORM-4", TREE, Fusion("standardised", 1.0))
+    for name in near.inputs:
+        if name.startswith("log_probs"):
+            near.inputs[name][:] = -1.25
+            near.inputs[name][:, ::2] -= 2.0**-45
+    made += [equal, near]
     for slug, value in {"nan": np.nan, "infinite": np.inf, "minus-infinite": -np.inf}.items():
         bad = fused(f"reward-{slug}", "ERR-4 REW-2", TREE, Fusion(), error="reward")
         bad.inputs["rewards"][1, 2, 0] = value
