@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,6 +12,17 @@ from torch import Tensor
 from branchgrpo.reference.errors import OptionError
 from branchgrpo.reference.keys import ROLE_CODES, keyed_generator
 from branchgrpo.reference.protocols import NoiseKeys, NoiseRole
+
+
+@runtime_checkable
+class NoiseInBulk(Protocol):
+    """A source that makes the draws of several key sets at once for less than one after the other.  Clause: NOISE-4."""
+
+    def draw_all(
+        self, keys: Sequence[NoiseKeys], shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        """For each key set the same numbers as ``draw`` would give."""
+        ...
 
 
 class KeyedNoise:
@@ -33,7 +44,7 @@ class KeyedNoise:
         """
         rows = np.empty((len(keys.nodes), *shape))
         parts = [keys.prompts.tolist(), keys.roots.tolist(), keys.nodes.tolist()]
-        check_keys(keys.prompts, keys.roots, keys.nodes)
+        check_keys(*parts)
         generator = keyed_generator(self.seed, keys.iteration, keys.role, depth=keys.depth)
         source: Any = generator.bit_generator
         fresh: Any = source.state
@@ -45,14 +56,14 @@ class KeyedNoise:
         return torch.from_numpy(rows).to(device=device, dtype=dtype)
 
 
-def check_keys(prompts: Int64[Tensor, "draws"], roots: Int64[Tensor, "draws"], nodes: Int64[Tensor, "draws"]) -> None:
+def check_keys(prompts: list[int], roots: list[int], nodes: list[int]) -> None:
     """Prompts and nodes in 0..2⁶³ − 1, roots in 0..2³² − 1.  Clause: NOISE-4.
 
     Raises:
         OptionError: names the part at fault.
     """
     for name, values, bits in (("prompt", prompts, 63), ("root", roots, 32), ("node", nodes, 63)):
-        for value in (int(values.min()), int(values.max())):
+        for value in (min(values), max(values)):
             if not 0 <= value < 2**bits:
                 raise OptionError(f"noise key {name}", value, f"an integer in 0..2^{bits} − 1")
 

@@ -49,12 +49,12 @@ def normal_rows(prompts, roots, nodes, key, blocks: int):  # noqa: ANN001, ANN20
 
     Args:
         prompts, roots, nodes: int64 ``[draws]``.
-        key: two words, int64 ``[2]``.
+        key: two words a draw, int64 ``[draws, 2]``.
         blocks: counters a draw.
     """
     prompts, roots, nodes = prompts.unsqueeze(1), roots.unsqueeze(1), nodes.unsqueeze(1)
     words = (prompts & WORD, prompts >> 32, nodes & WORD, nodes >> 32)
-    s0, s1, s2, s3 = plain_philox(*words, key[0] ^ roots, key[1])
+    s0, s1, s2, s3 = plain_philox(*words, key[:, :1] ^ roots, key[:, 1:])
     counter = torch.arange(blocks, device=key.device)
     w0, w1, w2, w3 = plain_philox(counter, torch.zeros_like(counter), s2, s3, s0, s1)
     scale = 2.0**-32
@@ -108,9 +108,21 @@ class PhiloxNoise:
         self, keys: NoiseKeys, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Float[Tensor, "draws *latent"]:
         """One standard normal tensor a key."""
-        size = math.prod(shape)
-        base = host_mix(self.seed, keys.iteration, ROLE_CODES[keys.role], keys.depth)
-        words = torch.tensor([base & WORD, base >> 32])
-        parts = (t.to(device, non_blocking=True) for t in (keys.prompts, keys.roots, keys.nodes, words))
-        rows: Tensor = self.generate(*parts, (size + 3) // 4)
-        return rows[:, :size].reshape(-1, *shape).to(dtype)
+        return self.draw_all([keys], shape, dtype, device)[0]
+
+    def draw_all(
+        self, keys: Sequence[NoiseKeys], shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        """The draws of several key sets by one run of the generator."""
+        size, counts = math.prod(shape), [len(k.nodes) for k in keys]
+        bases = [host_mix(self.seed, k.iteration, ROLE_CODES[k.role], k.depth) for k in keys]
+        words = [(base & WORD, base >> 32) for base, count in zip(bases, counts, strict=True) for _ in range(count)]
+        columns = (
+            torch.cat([k.prompts for k in keys]),
+            torch.cat([k.roots for k in keys]),
+            torch.cat([k.nodes for k in keys]),
+            torch.tensor(words),
+        )
+        placed = (column.to(device, non_blocking=True) for column in columns)
+        rows: Tensor = self.generate(*placed, (size + 3) // 4)
+        return torch.split(rows[:, :size].reshape(-1, *shape).to(dtype), counts)

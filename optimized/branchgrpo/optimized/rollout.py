@@ -11,14 +11,14 @@ from branchgrpo.optimized.denoiser import FiniteLog, Place, velocity
 from branchgrpo.optimized.frontier import Frontier, Ready
 from branchgrpo.optimized.fused import advance
 from branchgrpo.optimized.growth import Growth, Step, shared_growth
-from branchgrpo.optimized.noise import Places, branch_coefficients, branch_noise
+from branchgrpo.optimized.noise import NoiseInBulk, Places, branch_coefficients, branch_noise
 from branchgrpo.optimized.ranks import Ranks, Share
 from branchgrpo.optimized.sampling import Sampling
 from branchgrpo.optimized.store import Store
 from branchgrpo.optimized.tree import Tree
 from branchgrpo.reference.errors import InputError, PlanError
 from branchgrpo.reference.plan import Plan
-from branchgrpo.reference.protocols import Condition, NoiseRole, Prompt, VelocityModel
+from branchgrpo.reference.protocols import Condition, NoiseKeys, NoiseRole, Prompt, VelocityModel
 
 LOOKAHEAD = 2**20
 """Numbers that may be drawn ahead of the call that needs them: 4 MiB in float32, and below that a draw's overhead
@@ -39,6 +39,8 @@ class Grower:
         check_prompts(prompts, condition)
         self.growth, self.condition, self.sampling, self.share = growth, condition, sampling, share
         self.calls = 0
+        self.draws = needed_draws(growth)
+        self.drawn: set[tuple[NoiseRole, int]] = set()
         self.ahead: dict[tuple[NoiseRole, int], tuple[int, Tensor | None]] = {}
         self.prompts = tuple(prompts)
         ids = torch.tensor([prompt.id for prompt in prompts], dtype=torch.int64)
@@ -49,28 +51,56 @@ class Grower:
         self.finite = FiniteLog()
 
     def noise_of(self, role: NoiseRole, level: int, first: int, last: int) -> Float[Tensor, "items *latent"]:
-        """The draws of one role for a range of a level; small levels are drawn ahead, one draw for all their calls."""
+        """The draws of one role for a range of a level; what is small is drawn ahead of the calls that need it."""
         start, ready = self.ahead.pop((role, level), (first, None))
         if ready is None or last - start > len(ready):
-            most = 1 if self.share is not None else LOOKAHEAD // math.prod(self.sampling.latent_shape)
-            end = min(max(last, first + most), len(self.store.states[level]))
-            start, ready = first, self.draw(role, level, first, end)
+            start, ready = self.draw_ahead(role, level, first, last)
         if last - start < len(ready):
             self.ahead[role, level] = (start, ready)
         return ready[first - start : last - start]
 
+    def draw_ahead(self, role: NoiseRole, level: int, first: int, last: int) -> tuple[int, Tensor]:
+        """The draws of a range, and of what comes after it as far as ``LOOKAHEAD`` goes; where they start.
+
+        A level's own draws are made for all its calls. A source that makes draws in bulk is asked for later levels too.
+        """
+        room = 0 if self.share is not None else LOOKAHEAD // math.prod(self.sampling.latent_shape)
+        end = min(max(last, first + room), len(self.store.states[level]))
+        source, wanted = self.sampling.noise, [(role, level, first, end)]
+        if first == 0 and isinstance(source, NoiseInBulk) and (role, level) in self.draws:
+            taken = end
+            for later in self.draws[self.draws.index((role, level)) + 1 :]:
+                taken += len(self.store.states[later[1]])
+                if taken > room:
+                    break
+                if later not in self.drawn:
+                    wanted.append((*later, 0, len(self.store.states[later[1]])))
+        self.drawn |= {place[:2] for place in wanted}
+        if len(wanted) == 1 or not isinstance(source, NoiseInBulk):
+            return first, self.draw(role, level, first, end)
+        s = self.sampling
+        found = source.draw_all([self.keys(*place) for place in wanted], s.latent_shape, s.dtype, s.device)
+        self.ahead |= {
+            (place[0], place[1]): (place[2], rows) for place, rows in zip(wanted[1:], found[1:], strict=True)
+        }
+        return first, found[0]
+
+    def keys(self, role: NoiseRole, level: int, first: int, last: int) -> NoiseKeys:
+        """The keys of one role for a flat range of a level.  Clause: NOISE-3, NOISE-4."""
+        spec = self.growth.levels[level]
+        return self.places.keys(self.sampling.iteration, role, spec.depth, spec.width, first, last)
+
     def draw(self, role: NoiseRole, level: int, first: int, last: int) -> Float[Tensor, "items *latent"]:
         """The draws of one role for a flat range of a level.  Clause: NOISE-3, NOISE-4."""
-        spec, s = self.growth.levels[level], self.sampling
-        keys = self.places.keys(s.iteration, role, spec.depth, spec.width, first, last)
-        return s.noise.draw(keys, s.latent_shape, s.dtype, s.device)
+        s = self.sampling
+        return s.noise.draw(self.keys(role, level, first, last), s.latent_shape, s.dtype, s.device)
 
     def child_noise(self, step: Step, first: int, last: int) -> Float[Tensor, "parents K *latent"]:
         """ξ of all children of the parents first … last − 1.  Clause: NOISE-1, NOISE-3."""
         factor, spread = step.branching, step.plan.spreads[step.index]
         private = self.noise_of(NoiseRole.PRIVATE, step.target, first * factor, last * factor)
         private = torch.unflatten(private, 0, (last - first, factor))
-        if factor == 1 or branch_coefficients(spread)[0] == 0.0:
+        if not is_shared(step):
             return private
         return branch_noise(self.noise_of(NoiseRole.SHARED, step.source, first, last), private, spread)
 
@@ -174,6 +204,22 @@ class Grower:
         self.judge_stochastic_steps()
         self.finite.verify(self.prompts, ranks)
         return self.store
+
+
+def is_shared(step: Step) -> bool:
+    """Whether the children of a step have a common part in their noise.  Clause: NOISE-2."""
+    return step.branching > 1 and branch_coefficients(step.plan.spreads[step.index])[0] != 0.0
+
+
+def needed_draws(growth: Growth) -> list[tuple[NoiseRole, int]]:
+    """The draws of a rollout in about the order in which they are needed, each (role, level) once."""
+    draws = []
+    for step in growth.steps:
+        if step.coefficients.std > 0.0:
+            draws.append((NoiseRole.PRIVATE, step.target))
+            if is_shared(step):
+                draws.append((NoiseRole.SHARED, step.source))
+    return list(dict.fromkeys(draws))
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
