@@ -6,6 +6,7 @@
 #   make spec    regenerate spec/traceability.md, then the clause linter
 #   make vectors regenerate spec/vectors, then recompute them in NumPy
 #   make calibrate   size and power of the statistical checks, resumable  (up to 90 minutes)
+#   make bench   time and memory of the batched path, into benchmarks/results.json (an hour; a quiet machine)
 #   make venv    only the virtual environment
 #   make clean   remove what was generated here, the virtual environment last
 
@@ -26,7 +27,7 @@ SPREAD := -n $(WORKERS) --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help venv demo test check calibrate spec vectors lint types imports demo-check format clean
+.PHONY: help venv demo test check bench calibrate spec vectors lint types imports demo-check format clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -52,6 +53,9 @@ test: $(STAMP)
 check: lint types imports demo-check
 	$(BIN)/pytest tests $(SPREAD) -rs
 	$(BIN)/pytest properties -rs
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run.py
 
 calibrate: $(STAMP)
 	JAXTYPING_DISABLE=1 $(BIN)/python benchmarks/calibrate.py --minutes 85

@@ -107,8 +107,9 @@ def table(results: dict) -> str:
     lines = [
         "# Benchmarks",
         "",
-        f"{where['date']}, {where['cpu']}, {where['cores']} cores, {where['threads']} thread(s), load {where['load']} at "
-        f"the start, torch {where['torch']}; median CPU time of {results['pairs']} interleaved pairs"
+        f"{where['date']}, {where['cpu']}, {where['cores']} cores, {where['threads']} thread(s), "
+        f"load {where['load']} at the start, torch {where['torch']}; "
+        f"median CPU time of {results['pairs']} interleaved pairs"
         f"{', reduced plans' if results['quick'] else ''}.",
         "",
         "| quantity | measured | limit |",

@@ -6,6 +6,7 @@ from helpers_optimized import LATENT, SmallModel, all_close, close, condition_of
 from torch import Tensor
 
 from branchgrpo.optimized import compiling
+from branchgrpo.optimized import rollout as growing
 from branchgrpo.optimized.compiling import compiled
 from branchgrpo.optimized.fused import advance
 from branchgrpo.optimized.kernels import step_coefficients
@@ -32,7 +33,8 @@ def test_the_compiled_step_is_the_eager_one(reduction: Reduction, storage: torch
 
 
 @pytest.mark.slow
-def test_compiled_rollouts_and_noise_are_the_eager_ones() -> None:
+def test_compiled_rollouts_and_noise_are_the_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "COMPILE_FROM", 0)
     plan, prompts, condition = preset_plan("branchgrpo"), prompts_of(2), condition_of(2)
     base = rollout(plan, SmallModel(1), prompts, condition, Sampling(KeyedNoise(3), LATENT))
     fast = rollout(plan, SmallModel(1), prompts, condition, Sampling(KeyedNoise(3), LATENT, chunk=7, compile=True))

@@ -14,6 +14,7 @@ from helpers_optimized import (
     rewards_of,
 )
 
+from branchgrpo.optimized import rollout as growing
 from branchgrpo.optimized.fusion import fuse
 from branchgrpo.optimized.growth import shared_growth
 from branchgrpo.optimized.normalization import normalize
@@ -60,7 +61,8 @@ def test_keyed_rollouts_equal_the_cpus() -> None:
         assert all_close([lp if lp is None else lp.cpu() for lp in found.log_probs], expected.log_probs)
 
 
-def test_compiled_rollouts_equal_eager_ones() -> None:
+def test_compiled_rollouts_equal_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "COMPILE_FROM", 0)
     eager, fast = grown(KeyedNoise(3)), grown(KeyedNoise(3), compile=True)
     assert all_close(fast.states, eager.states)
     assert all_close(fast.log_probs, eager.log_probs)

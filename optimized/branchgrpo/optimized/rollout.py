@@ -25,6 +25,10 @@ LOOKAHEAD = 2**20
 costs more than its numbers."""
 
 
+COMPILE_FROM = 2**18
+"""Elements from which a compiled step is used where it is allowed: below, entering it costs more than it saves."""
+
+
 class Grower:
     """One rollout in progress: a growth, its storage and its frontier."""
 
@@ -127,7 +131,8 @@ class Grower:
         coefficients = step.coefficients
         noise = self.child_noise(step, ready.first, ready.last) if coefficients.std > 0 else None
         s, factor = self.sampling, step.branching
-        mean, children, log_prob = advance(x, v, noise, coefficients, s.storage_dtype, s.reduction, compile=s.compile)
+        fast = s.compile and len(x) * factor * math.prod(s.latent_shape) >= COMPILE_FROM
+        mean, children, log_prob = advance(x, v, noise, coefficients, s.storage_dtype, s.reduction, compile=fast)
         first, last = ready.first * factor, ready.last * factor
         self.store.write(step.target, first, last, children, log_prob, mean)
         self.push(step.target, first, last)

@@ -26,7 +26,7 @@ class Sampling:
         chunk: capacity: most items a denoiser call; None puts all that is ready into one call.
         keep_means: keep transition means too (traces need them, training does not).
         offload: keep states in the CPU's memory (pinned where the arithmetic is on a GPU).
-        compile: compile the step (``torch.compile``; eager where that fails).
+        compile: compile large steps (``torch.compile``; eager where that fails).
         pad: fill every call up to ``chunk`` items, so that all calls have one shape and an item's velocity cannot
             depend on how many others share its call.
     """
