@@ -3,6 +3,7 @@
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,10 +31,9 @@ register_profiles()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of the property run."""
-    group = parser.getgroup("properties")
-    group.addoption(
-        "--branchgrpo-impl", action="append", metavar="MODULE:OBJECT[,NAME=VALUE]", help="subject, repeated"
-    )
+    group = parser.getgroup("properties", "subjects: --branchgrpo-impl MODULE:OBJECT[,NAME=VALUE], repeated")
+    with suppress(ValueError):  # the conformance plugin, where it is installed, has the same option
+        group.addoption("--branchgrpo-impl", action="append", metavar="MODULE:OBJECT[,A=B]", help="subject; repeat")
     group.addoption("--properties-report", type=Path, metavar="FILE", help="write every check as a row of JSON")
     group.addoption(
         "--properties-profile", choices=NAMES, help="Hypothesis profile; default ci, and quick for -m quick"
@@ -108,12 +108,16 @@ def label(name: str) -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrise over implementations.
 
-    ``grower``: all.  ``subject``: all but those that differ in chunk size alone, which only a rollout can notice.
+    ``grower``: all.  ``batched``: all but the reference, to be compared with it.
+    ``subject``: all but those that differ in chunk size alone, which only a rollout can notice.
     ``sampler``: those that draw full-size samples, all but the reference, which equality ties to them.
     """
     names = subjects(metafunc.config)
     if "grower" in metafunc.fixturenames:
         metafunc.parametrize("grower", [load_subject(name) for name in names], ids=[label(name) for name in names])
+    if "batched" in metafunc.fixturenames:
+        others = [name for name in names if name != REFERENCE]
+        metafunc.parametrize("batched", [load_subject(name) for name in others], ids=[label(name) for name in others])
     names = [name for name in names if "chunk=" not in name] or names
     if "sampler" in metafunc.fixturenames:
         large = [name for name in names if name != REFERENCE] or names

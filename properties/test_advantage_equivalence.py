@@ -44,12 +44,12 @@ def test_values_advantages_keys_and_masks_agree(sampler, reference, judge, data,
     ids=["float64", "float32"],
 )
 @given(plan=strategies.plans(max_steps=4, max_leaves=6), prompts=strategies.prompt_lists(), seed=strategies.seeds)
-def test_trees_agree(sampler, reference, judge, dtype, storage, plan, prompts, seed):
+def test_trees_agree(batched, reference, judge, dtype, storage, plan, prompts, seed):
     draws = Draws((3,), dtype, storage)
     model, noise = Elementwise(), KeyedNoise(seed)
     expected = reference.grow(plan, model, noise, prompts, draws)
-    found = sampler.grow(plan, Elementwise().to(sampler.device), noise, prompts, draws)
-    name = f"{sampler.name} = {reference.name}, {str(dtype).removeprefix('torch.')}"
+    found = batched.grow(plan, Elementwise().to(batched.device), noise, prompts, draws)
+    name = f"{batched.name} = {reference.name}, {str(dtype).removeprefix('torch.')}"
     judge(trace_findings(name, found, expected, relative_to(dtype) * growth(expected)))
 
 

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.quick
 @clause("KERN-1", "KERN-2", "KERN-3", "KERN-4", "KERN-5")
 @given(data=st.data())
 def test_steps_are_as_defined(subject, judge, data):
-    judge(steps_as_defined(subject, data.draw(strategies.plans()), data.draw(strategies.seeds)))
+    state, velocity = (data.draw(strategies.latents((4, 3))) for _ in range(2))
+    judge(steps_as_defined(subject, data.draw(strategies.plans()), state, velocity))
 
 
 @clause("LOGP-1", "LOGP-2", "LOGP-5")

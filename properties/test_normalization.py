@@ -58,3 +58,11 @@ def test_equal_rewards_give_zero(subject, judge, data, value, fusion):
 def test_a_constant_and_a_factor_leave_advantages(subject, judge, data, shift, factor):
     trace, rewards = case(data, ordinary=True, max_models=1, min_splits=1)
     judge(checks.reward_changes(subject, trace, rewards, Fusion(beta=0.0), shift, factor))
+
+
+@clause("FUSE-1", "NORM-2")
+@given(data=st.data(), fusion=strategies.fusions, options=strategies.normalizations)
+def test_prompts_can_be_re_ordered(subject, judge, data, fusion, options):
+    trace, rewards = case(data)
+    order = data.draw(strategies.permutations(len(trace.prompts)))
+    judge(checks.prompt_order(subject, trace, rewards, fusion, options, order))

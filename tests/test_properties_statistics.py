@@ -16,9 +16,9 @@ from branchgrpo.properties.statistics.size import sample_size
 from branchgrpo.properties.tolerances import ANDERSON_FINITE_SAMPLE, SADDLEPOINT
 from branchgrpo.reference.errors import InputError, OptionError
 
-RUNS, N = 300, 10_000
-MISSES = 5
-"""At power 0.999 at most 5 of 300 runs miss, but with probability 1.6e-6; at power 0.95 no fewer than 6, but 0.3 %."""
+RUNS, N = 120, 10_000
+MISSES = 3
+"""At power 0.999 more than 3 of 120 runs miss with probability 8e-6; at power 0.9 at most 3 miss with 0.4 %."""
 
 
 def flipped(x, delta):
@@ -62,8 +62,8 @@ def test_a_third_of_it_is_mostly_missed(name):
     test, inject = DISCREPANCIES[name]
     rng = np.random.default_rng(len(name))
     delta = test(rng.standard_normal(N)).detectable / 3.0
-    missed = sum(test(inject(rng.standard_normal(N), delta)).p > ALPHA for _ in range(60))
-    assert missed >= 40
+    missed = sum(test(inject(rng.standard_normal(N), delta)).p > ALPHA for _ in range(30))
+    assert missed >= 20
 
 
 @pytest.mark.parametrize("rho", [0.0, 1.0 / 17.0, 0.5, -0.3])
@@ -87,15 +87,15 @@ TESTS = [
 
 @pytest.mark.parametrize("test", TESTS, ids=lambda test: test.__name__)
 def test_p_values_of_right_samples_are_uniform(test):
-    """Against U(0, 1) by Kolmogorov–Smirnov at 1e-6: fixed seeds, 400 samples."""
+    """Against U(0, 1) by Kolmogorov–Smirnov at 1e-6: fixed seeds, 200 samples."""
     rng = np.random.default_rng(5)
-    p = [test(rng.standard_normal(N)).p for _ in range(400)]
+    p = [test(rng.standard_normal(N)).p for _ in range(200)]
     assert stats.kstest(p, "uniform").pvalue > 1e-6
 
 
 def test_correlation_p_values_are_uniform_at_any_correlation():
     rng = np.random.default_rng(6)
-    pairs = [correlated(*rng.standard_normal((2, 2000)), 1.0 / 17.0) for _ in range(400)]
+    pairs = [correlated(*rng.standard_normal((2, 2000)), 1.0 / 17.0) for _ in range(200)]
     p = [correlation.correlation_test(x, y, 1.0 / 17.0).p for x, y in pairs]
     assert stats.kstest(p, "uniform").pvalue > 1e-6
 
@@ -151,11 +151,11 @@ def importance_sample(n, count, target, seed):
 @pytest.mark.parametrize("target", [8.0, 17.5])
 def test_finite_samples_keep_to_the_limit_of_anderson_darling(target):
     """P(A²_n > a) at the smallest n allowed, by importance sampling, stays under the factor that p is given."""
-    sample = importance_sample(anderson.MINIMUM, 6000, target, 3)
+    sample = importance_sample(anderson.MINIMUM, 3000, target, 3)
     value = sample[:, 1] * (sample[:, 0] > target)
     ratio = value.mean() / anderson.anderson_limit_sf(target)
     error = value.std() / np.sqrt(len(value)) / anderson.anderson_limit_sf(target)
-    assert error < 0.02
+    assert error < 0.03
     assert ratio - 3.0 * error < ANDERSON_FINITE_SAMPLE
     assert ratio + 3.0 * error > 1.0 / ANDERSON_FINITE_SAMPLE
 

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 from hypothesis import strategies as st
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from branchgrpo.reference.family import PlanFamily
@@ -224,6 +224,16 @@ def prompt_lists(draw: st.DrawFn, max_size: int = 2) -> tuple[Prompt, ...]:
 
 seeds = st.integers(0, 2**32 - 1)
 """Seeds of noise and latents: their values are not worth shrinking, their number is."""
+
+
+@st.composite
+def latents(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Float[Tensor, "*latent"]:
+    """States: zeros first, then ones, normal draws, and normal draws a thousand times as large or as small."""
+    scale = draw(st.sampled_from([0.0, 1.0, 1e3, 1e-3]))
+    if scale == 0.0:
+        return torch.full(shape, draw(st.sampled_from([0.0, 1.0])), dtype=dtype)
+    rng = np.random.default_rng(draw(seeds))
+    return torch.from_numpy(scale * rng.standard_normal(shape)).to(dtype)
 
 
 def permutations(size: int) -> st.SearchStrategy[Sequence[int]]:

@@ -219,6 +219,28 @@ def permuted(level: Tensor, plan: Plan, index: np.ndarray) -> Tensor:
     return rows[:, :, torch.from_numpy(index)].reshape(level.shape)
 
 
+def prompt_order(
+    subject: Subject, trace: Trace, rewards: Rewards, fusion: Fusion, options: Normalization, order: Sequence[int]
+) -> list[Finding]:
+    """Re-ordering prompts re-orders values and advantages in the same way, whatever the scopes (FUSE-1, NORM-2)."""
+    index, weights = torch.tensor(list(order)), (1.0,) * rewards.shape[2]
+    scores = tuple(None if edges is None else edges[index] for edges in trace.log_probs)
+    prompts = tuple(trace.prompts[i] for i in order)
+    states, means = (tuple(level[index] for level in levels) for levels in (trace.states, trace.means))
+    turned = replace(trace, prompts=prompts, states=states, means=means, log_probs=scores)
+    values = subject.implementation.fuse(trace, rewards, fusion)
+    expected = [level[index] for level in values]
+    moved = subject.implementation.fuse(turned, rewards[index], fusion)
+    base = subject.implementation.normalize(trace.plan, values, weights, options)
+    again = subject.implementation.normalize(trace.plan, tuple(expected), weights, options)
+    scales = conditioning(trace.plan, as_arrays(tuple(expected)), weights, options)
+    name = f"{subject.name}, prompts re-ordered"
+    return [
+        all_close(f"{name}: values follow", "FUSE-1", moved, expected, PARITY, magnitude(rewards)),
+        elementwise(f"{name}: advantages follow", "NORM-2", again, [a[index] for a in base], scales, PARITY),
+    ]
+
+
 def sibling_order(
     subject: Subject, trace: Trace, rewards: Rewards, options: Fusion, step: int, order: Sequence[int]
 ) -> list[Finding]:
