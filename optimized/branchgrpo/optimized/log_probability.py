@@ -22,11 +22,11 @@ def reduce_elements(
 def squared_distance(
     one: Float[Tensor, "items *latent"], other: Float[Tensor, "items *latent"], reduction: Reduction
 ) -> Float64[Tensor, "items"]:
-    """‖one − other‖² an item, reduced: differences in the arithmetic's dtype (float32 at least), sums in float64.
+    """‖one − other‖² an item, reduced; both are widened to float64 before they are subtracted.
 
     Clause: LOGP-5.
     """
-    difference = one - other if other.dtype.itemsize >= 4 else one.float() - other.float()
+    difference = one.double() - other.double()
     return reduce_elements(difference * difference, len(one), reduction)
 
 

@@ -1,7 +1,7 @@
 """The pytest plugin: options that name the implementation, and the fixtures of the suite.
 
-Nothing of ours is imported while this module loads: pytest loads plugins before import hooks that check types are
-installed, and a module that is imported too early escapes them.
+Nothing of ours is imported while this module loads, and it has a package of its own: pytest loads plugins before the
+import hooks that check types are installed, and a package that is imported too early escapes them.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("branchgrpo", "conformance of an implementation of tree-structured GRPO")
     group.addoption(
         "--branchgrpo-impl",
+        action="append",
         metavar="MODULE:OBJECT",
-        default="optimized",
-        help="implementation to judge: module:Object, or optimized (default), reference, plain",
+        help="implementation to judge: module:Object, or optimized (default), reference, plain; properties take several",
     )
     group.addoption("--branchgrpo-device", metavar="DEVICE", default="cpu", help="torch device (default: cpu)")
     group.addoption(
@@ -42,7 +42,10 @@ def branchgrpo_subject(request: pytest.FixtureRequest) -> Any:
 
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device on this machine")
-    return load_subject(request.config.getoption("--branchgrpo-impl"), device)
+    names = request.config.getoption("--branchgrpo-impl") or ["optimized"]
+    if len(names) > 1:
+        raise pytest.UsageError(f"conformance judges one implementation, --branchgrpo-impl names {len(names)}")
+    return load_subject(names[0], device)
 
 
 @pytest.fixture(scope="session")
