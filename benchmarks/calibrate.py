@@ -230,7 +230,7 @@ def summary(progress: Progress, plan: list[Study]) -> dict[str, Any]:
     found: dict[str, list[dict[str, Any]]] = {"size": [], "power": []}
     for study in plan:
         for name, p in progress.values.get(key(study), {}).items():
-            title = study.name if name == "p" else f"{study.name}{name if name.startswith(':') else ', ' + name}"
+            title = study.name if name == "p" else f"{study.name}: {name.removeprefix('optimized').strip(', ')}"
             row = size_row if study.kind == "size" else power_row
             found[study.kind].append(row(title, p, study.target))
     whole = [study for study in plan if study.whole]
