@@ -110,7 +110,14 @@ class Update:
 def coefficients(
     implementation: Implementation, case: Case, update: Update, condition: Condition, options: Objective
 ) -> list[Level]:
-    """∂J/∂log p of every stochastic edge, one entry a trace."""
+    """∂J/∂log p of every stochastic edge, one entry a trace; siblings are told apart by their elements.
+
+    Raises:
+        UnsupportedError: more siblings than elements, so that their coefficients are not determined.
+    """
+    most = max(factor for trace in update.traces for factor in trace.plan.branching)
+    if most > math.prod(case.latent):
+        raise UnsupportedError(f"{most} siblings, latents of {math.prod(case.latent)} elements: edges not told apart")
     probe = Probe(policy(case), update.traces).to(case.device)
     frozen = reference_model(case) if options.kl > 0 else None
     value = implementation.objective(

@@ -61,12 +61,7 @@ class AuditConfig:
         for name, low in (("seed", 0), ("iteration", 0), ("prompts", 1)):
             if not is_integer(getattr(self, name)) or getattr(self, name) < low:
                 raise OptionError(f"audit.{name}", getattr(self, name), f"an integer ≥ {low}")
-        if not isinstance(self.latent, list | tuple):
-            raise OptionError("audit.latent", self.latent, "a list of integers ≥ 1")
-        object.__setattr__(self, "latent", tuple(self.latent))
         check_latent_shape(self.latent)
-        if not isinstance(self.plan, str):
-            raise OptionError("audit.plan", self.plan, "the name of a JSON file")
 
     @property
     def elements(self) -> int:
@@ -120,4 +115,24 @@ def config_from(table: dict[str, Any]) -> AuditConfig:
         if key not in known:
             near = get_close_matches(key, known, n=1, cutoff=0.5)
             raise OptionError(f"audit.{key}", table[key], f"left out, or {near[0]!r}" if near else f"one of {known}")
-    return AuditConfig(**table)
+    return AuditConfig(**{key: typed(key, value) for key, value in table.items()})
+
+
+def typed(key: str, value: Any) -> Any:
+    """A value of the kind that its key's default is of.
+
+    Raises:
+        OptionError: another kind.
+    """
+    default = AuditConfig.__dataclass_fields__[key].default
+    if isinstance(default, tuple):
+        if isinstance(value, list) and all(is_integer(part) for part in value):
+            return tuple(value)
+        raise OptionError(f"audit.{key}", value, "a list of integers ≥ 1")
+    if is_integer(default):
+        if is_integer(value):
+            return value
+        raise OptionError(f"audit.{key}", value, "an integer")
+    if isinstance(value, str):
+        return value
+    raise OptionError(f"audit.{key}", value, "a string")

@@ -34,11 +34,11 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 SYMBOLS = {
-    "ge": "≥", "le": "≤", "ne": "≠", "in": "∈", "infty": "∞", "pm": "±", "cdot": "·", "to": "→", "ldots": "…", "sum": "Σ",
+    "ge": "≥", "le": "≤", "ne": "≠", "in": "∈", "infty": "∞", "pm": "±", "cdot": "·", "ldots": "…", "sum": "Σ",
     "sigma": "σ", "eta": "η", "beta": "β", "lambda": "λ", "Lambda": "Λ", "Delta": "Δ", "delta": "δ", "tau": "τ",
     "mu": "μ", "xi": "ξ", "rho": "ρ", "epsilon": "ε", "varepsilon": "ε", "theta": "θ", "pi": "π", "ell": "ℓ",
     "log": "log", "exp": "exp", "mid": "|", "sqrt": "√", "partial": "∂", "lbrace": "{", "rbrace": "}", "lfloor": "⌊",
-    "rfloor": "⌋", "lVert": "‖", "rVert": "‖", "times": "×", "min": "min", "max": "max", "sim": "~",
+    "rfloor": "⌋", "lVert": "‖", "rVert": "‖", "times": "×", "to": "→", "min": "min", "max": "max", "sim": "~",
 }  # fmt: skip
 """What a page that typesets no mathematics shows for TeX's names."""
 

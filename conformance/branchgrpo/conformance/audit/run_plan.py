@@ -50,7 +50,9 @@ def run_of_the_plan(context: Context) -> Data:
     drift = ratio_drift(records)
     if drift is None:
         reasons.append(
-            reason("condition", f"ratios not measured: more than {MOST_EDGES} trained edges, or no objective")
+            reason(
+                "condition", "ratios not measured: too many trained edges, more siblings than elements, or no objective"
+            )
         )
     elif clip / 100 < drift <= clip / 10:
         said = f"ratios of unchanged weights stray by {drift:.2g}, more than a hundredth of the clip range {clip:g}"
