@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--branchgrpo-impl",
         action="append",
         metavar="MODULE:OBJECT",
-        help="implementation to judge: module:Object, or optimized (default), reference, plain; properties take several",
+        help="implementation to judge: module:Object, or optimized (default), reference, plain; properties: several",
     )
     group.addoption("--branchgrpo-device", metavar="DEVICE", default="cpu", help="torch device (default: cpu)")
     group.addoption(

@@ -40,7 +40,7 @@ def softmax_fusion(
 
 
 def standardised_fusion(tree: Tree, rewards: Float64[Tensor, "prompts leaves models"], beta: float) -> Levels:
-    """Path softmax of log-probabilities standardised within L(n) by the population std; equal ones (NORM-4) are uniform.
+    """Path softmax of log-probabilities standardised within L(n) by the population std; uniform if equal (NORM-4).
 
     Clause: FUSE-5.
     """

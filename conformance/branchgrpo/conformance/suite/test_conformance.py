@@ -1,4 +1,7 @@
-"""The conformance suite: ``pytest --pyargs branchgrpo.conformance.suite --branchgrpo-impl=module:Object``."""
+"""The conformance suite.
+
+``pytest --pyargs branchgrpo.conformance.suite.test_conformance --branchgrpo-impl=module:Object``
+"""
 
 from collections.abc import Mapping
 from typing import Any
