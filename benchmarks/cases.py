@@ -64,7 +64,7 @@ def sampling(tokens: int, noise: NoiseSource, chunk: int | None = CAPACITY) -> S
 def rollout_over_bare(size: str, noise: str, pairs: int, quick: bool) -> dict[str, float]:
     """A rollout against the same denoiser calls alone, their inputs made beforehand."""
     tokens, count_ = parts(size)
-    source: NoiseSource = PhiloxNoise(1, compile=True) if noise == "fast" else KeyedNoise(1)
+    source: NoiseSource = PhiloxNoise(1) if noise == "fast" else KeyedNoise(1)
     prompts, condition = prompts_and_condition(count_)
     plan, model, options = dense(quick), flux(tokens), sampling(tokens, source)
     recorder = Recorder(model)
@@ -83,7 +83,7 @@ def grown(tokens: int, prompts_: int, quick: bool) -> tuple[Tree, Levels, Tensor
     """A tree with advantages and leaf keys from random rewards."""
     prompts, condition = prompts_and_condition(prompts_)
     plan = dense(quick)
-    tree = rollout(plan, flux(tokens), prompts, condition, sampling(tokens, PhiloxNoise(1, compile=True)))
+    tree = rollout(plan, flux(tokens), prompts, condition, sampling(tokens, PhiloxNoise(1)))
     rewards = torch.randn(prompts_, plan.leaves, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     values = fuse(tree, rewards, Fusion())
     advantages = normalize(plan, values, [1.0], Normalization())
@@ -129,7 +129,7 @@ def pruned_over_full(size: str, name: str, pairs: int) -> dict[str, float]:
 def speedup_over_per_node(tokens: int, prompts_: int, pairs: int, quick: bool) -> dict[str, float]:
     """The same rollout with one denoiser item a call, against ours."""
     prompts, condition = prompts_and_condition(prompts_)
-    plan, model, source = dense(quick), flux(tokens), PhiloxNoise(1, compile=True)
+    plan, model, source = dense(quick), flux(tokens), PhiloxNoise(1)
     each = replace(sampling(tokens, source), chunk=1)
     return paired(
         lambda: rollout(plan, model, prompts, condition, each),
@@ -186,7 +186,7 @@ def tail_share(tokens: int, repeats: int) -> float:
     """Tail's share of a rollout of the dense preset, one prompt."""
     tree, _, _, condition = grown(tokens, 1, False)
     rewards = torch.randn(1, tree.plan.leaves, 1, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    options = sampling(tokens, PhiloxNoise(1, compile=True))
+    options = sampling(tokens, PhiloxNoise(1))
     whole = settled(lambda: rollout(tree.plan, flux(tokens), tree.prompts, condition, options), max(repeats // 5, 2))
     return settled(lambda: tail(tree, rewards), repeats) / whole
 

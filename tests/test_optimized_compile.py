@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers_optimized import LATENT, SmallModel, all_close, close, condition_of, preset_plan, prompts_of
+from helpers_optimized import LATENT, SmallModel, all_close, condition_of, preset_plan, prompts_of
 from torch import Tensor
 
 from branchgrpo.optimized import compiling
@@ -11,7 +11,6 @@ from branchgrpo.optimized.compiling import compiled
 from branchgrpo.optimized.fused import advance
 from branchgrpo.optimized.kernels import step_coefficients
 from branchgrpo.optimized.noise import KeyedNoise
-from branchgrpo.optimized.philox import PhiloxNoise
 from branchgrpo.optimized.rollout import rollout
 from branchgrpo.optimized.sampling import Sampling
 from branchgrpo.reference.types import Reduction
@@ -33,17 +32,13 @@ def test_the_compiled_step_is_the_eager_one(reduction: Reduction, storage: torch
 
 
 @pytest.mark.slow
-def test_compiled_rollouts_and_noise_are_the_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_rollouts_are_the_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growing, "COMPILE_FROM", 0)
     plan, prompts, condition = preset_plan("branchgrpo"), prompts_of(2), condition_of(2)
     base = rollout(plan, SmallModel(1), prompts, condition, Sampling(KeyedNoise(3), LATENT))
     fast = rollout(plan, SmallModel(1), prompts, condition, Sampling(KeyedNoise(3), LATENT, chunk=7, compile=True))
     assert all_close(fast.states, base.states)
     assert all_close(fast.log_probs, base.log_probs)
-    eager = rollout(plan, SmallModel(1), prompts, condition, Sampling(PhiloxNoise(3), LATENT))
-    other = rollout(plan, SmallModel(1), prompts, condition, Sampling(PhiloxNoise(3, compile=True), LATENT))
-    # Two libraries' float32 logarithm and cosine differ by some 2⁻²³ each; the chain adds them up.
-    assert all(close(a, b, 1e-5) for a, b in zip(other.states, eager.states, strict=True))
 
 
 def test_what_cannot_be_compiled_runs_in_eager_mode_after_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:

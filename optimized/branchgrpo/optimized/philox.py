@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from branchgrpo.optimized.compiling import compiled
 from branchgrpo.reference.errors import OptionError, is_integer
 from branchgrpo.reference.keys import ROLE_CODES
 from branchgrpo.reference.protocols import NoiseKeys
@@ -88,21 +87,20 @@ class PhiloxNoise:
     Clause: NOISE-4, NOISE-5.  Other numbers than the keyed source's. (seed, iteration, role, depth) are hashed to a
     64-bit key; root, prompt and node lead from there to the draw's own stream, see ``normal_rows``. Numbers have the
     resolution of float32 in every dtype, and are the same on one kind of device whatever the batch; their integer part
-    is the same on all devices.
+    is the same on all devices. Eager on purpose: compiled by torch 2.13 on a CPU,
+    ``normal_rows`` returned other numbers.
 
     Args:
         seed: of the run, an integer in 0..2⁶⁴ − 1.
-        compile: compile the generator with ``torch.compile``.
 
     Raises:
         OptionError: a seed that does not fit.
     """
 
-    def __init__(self, seed: int, *, compile: bool = False) -> None:
+    def __init__(self, seed: int) -> None:
         if not is_integer(seed) or not 0 <= seed <= HOST:
             raise OptionError("noise seed", seed, "an integer in 0..2^64 − 1")
         self.seed = seed
-        self.generate = compiled(normal_rows) if compile else normal_rows
 
     def draw(
         self, keys: NoiseKeys, shape: Sequence[int], dtype: torch.dtype, device: torch.device
@@ -124,5 +122,5 @@ class PhiloxNoise:
             torch.tensor(words),
         )
         placed = (column.to(device, non_blocking=True) for column in columns)
-        rows: Tensor = self.generate(*placed, (size + 3) // 4)
+        rows: Tensor = normal_rows(*placed, (size + 3) // 4)
         return torch.split(rows[:, :size].reshape(-1, *shape).to(dtype), counts)
