@@ -112,8 +112,9 @@ def test_the_report_shows_the_numbers_of_the_results(demo):
     assert "not all conditions hold" in text
     for criterion in results["acceptance"]["criteria"]:
         assert criterion["name"] in text
+    assert "learning rate 0.00015 for BranchGRPO, flat GRPO, G²RPO." in text
     assert "1 seed each" in text
-    assert "max(-10.0, −20.0·|stroke weight − 0.30| + 0.3·log p(digit))" in text
+    assert "max(−10, −20·|stroke weight − 0.30| + 0.3·log p(digit))" in text
 
 
 def test_progress_is_shown_to_the_end(demo):

@@ -21,7 +21,7 @@ class Pictures:
     Attributes:
         before: the base model's samples, ``[rows, 10, 8, 8]``, a digit a column.
         after: a method's samples from the same noise, seed 0.
-        tree: a tree of BranchGRPO's last iteration, seed 0.
+        tree: a tree of BranchGRPO's first iteration, seed 0.
     """
 
     before: NDArray[np.float32]

@@ -35,7 +35,7 @@ WEIGHT_DECAY = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A run's numbers, samples before and after it (``[rows, 10, 8, 8]``), and one of its last trees."""
+    """A run's numbers, samples before and after it (``[rows, 10, 8, 8]``), and one of its first trees."""
 
     run: Run
     before: NDArray[np.float32]
@@ -102,7 +102,6 @@ class Training:
         self.rollout_calls = self.update_calls = self.updates = 0
         self.seconds = 0.0
         self.curve: list[Point] = []
-        self.batches: list[Batch] = []
 
     def evaluate(self) -> Evaluation:
         """Evaluate the policy and add a point to the curve."""
@@ -111,18 +110,19 @@ class Training:
         self.curve.append(Point(calls, self.seconds, evaluation.reward, evaluation.judge))
         return evaluation
 
-    def iterate(self, iteration: int, prompts: Sequence[Prompt]) -> None:
-        """Roll out and update once, with calls counted at the network and time taken."""
+    def iterate(self, iteration: int, prompts: Sequence[Prompt]) -> list[Batch]:
+        """Roll out and update once, with calls counted at the network and time taken; returns what was rolled out."""
         start, before = time.perf_counter(), self.model.calls
         condition: TensorCondition = digit_condition(prompts)
         noise = KeyedNoise(self.seed)
         sampling = Sampling(noise, LATENT_SHAPE, torch.float32, torch.float32, self.method.log_prob, iteration)
-        self.batches = collect(self.method, self.model, prompts, condition, sampling, self.reward)
+        batches = collect(self.method, self.model, prompts, condition, sampling, self.reward)
         middle = self.model.calls
-        self.updates += len(improve(self.method, self.batches, self.model, condition, self.network, self.optimizer))
+        self.updates += len(improve(self.method, batches, self.model, condition, self.network, self.optimizer))
         self.rollout_calls += middle - before
         self.update_calls += self.model.calls - middle
         self.seconds += time.perf_counter() - start
+        return batches
 
 
 def train(name: str, seed: int, config: DemoConfig, on_progress: Callable[[int, int], None]) -> Outcome:
@@ -141,8 +141,11 @@ def train(name: str, seed: int, config: DemoConfig, on_progress: Callable[[int, 
     schedule = prompt_schedule(training.method, training.tuning, config.calls)
     moments = evaluation_moments(len(schedule), config.evaluations)
     first = last = training.evaluate()
+    trees: list[GrownTree] = []
     for iteration, prompts in enumerate(schedule):
-        training.iterate(iteration, prompts)
+        batches = training.iterate(iteration, prompts)
+        if iteration == 0:
+            trees.append(grown_tree(batches[0]))
         on_progress(training.rollout_calls + training.update_calls, config.calls)
         for _ in range(moments.count(iteration + 1)):
             last = training.evaluate()
@@ -151,5 +154,4 @@ def train(name: str, seed: int, config: DemoConfig, on_progress: Callable[[int, 
         tuple(training.curve),
     )  # fmt: skip
     on_progress(1, 1)
-    tree = grown_tree(training.batches[0])
-    return Outcome(run, grid(first), grid(last), tree)
+    return Outcome(run, grid(first), grid(last), trees[0])
