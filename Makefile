@@ -1,6 +1,7 @@
 # branchgrpo: everything runs in ./.venv, which the first target that needs it makes.
 #
 #   make demo    train on handwritten digits with three methods, write runs/demo/report.html
+#   make audit   judge the batched implementation, write runs/audit/report.html
 #   make test    tests that take seconds                                (minutes in all)
 #   make check   formatting, types, import contracts, the demo, every test
 #   make spec    regenerate spec/traceability.md, then the clause linter
@@ -27,7 +28,7 @@ SPREAD := -n $(WORKERS) --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help venv demo test check bench calibrate spec vectors lint types imports demo-check format clean
+.PHONY: help venv demo audit test check bench calibrate spec vectors lint types imports demo-check format clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -45,6 +46,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/branchgrpo demo
+
+audit: $(STAMP)
+	$(BIN)/branchgrpo audit
 
 test: $(STAMP)
 	$(BIN)/pytest tests $(SPREAD) -m "not slow" -rs
