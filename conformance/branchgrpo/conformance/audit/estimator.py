@@ -63,7 +63,7 @@ def components() -> tuple[Component, ...]:
     )
 
 
-def advantages_of(context: Context, trace: Trace, component: Component) -> list[Float64[Tensor, "trees nodes"]]:
+def advantages_of(context: Context, trace: Trace, component: Component) -> list[Float64[Tensor, "trees _"]]:
     """Advantages a depth, from the implementation's own fusion and normalization."""
     leaves = trace.states[-1]
     direction = torch.from_numpy(DIRECTION).to(leaves.device)

@@ -3,9 +3,6 @@
 ``pytest --pyargs branchgrpo.conformance.suite.test_conformance --branchgrpo-impl=module:Object``
 """
 
-``pytest --pyargs branchgrpo.conformance.suite.test_conformance --branchgrpo-impl=module:Object``
-"""
-
 from collections.abc import Mapping
 from typing import Any
 
