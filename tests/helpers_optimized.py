@@ -24,7 +24,7 @@ LATENT = (2, 3)
 @contextmanager
 def shapes_unchecked() -> Iterator[None]:
     """Without shape checks at every call: with them the reference takes minutes on trees of hundreds of nodes, for it
-    hands dictionaries of all nodes around. The same functions are checked on the small random plans."""
+    hands dictionaries of all nodes around. The same functions are checked in the tests of the clauses."""
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         yield

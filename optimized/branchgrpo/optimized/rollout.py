@@ -236,9 +236,11 @@ def check_prompts(prompts: Sequence[Prompt], condition: Condition) -> None:
     """At least one prompt, each id once, one condition each.  Clause: ROLL-3, ERR-3."""
     if not prompts:
         raise InputError("prompts", [], "at least one prompt")
+    seen: set[int] = set()
     for i, prompt in enumerate(prompts):
-        if prompt.id in [other.id for other in prompts[:i]]:
+        if prompt.id in seen:
             raise InputError(f"prompts[{i}].id", prompt.id, "named once: equal ids would have equal noise")
+        seen.add(prompt.id)
     if len(condition) != len(prompts):
         raise InputError("len(condition)", len(condition), f"{len(prompts)}, one item a prompt")
 
