@@ -19,7 +19,8 @@ def test_a_plan_with_a_split_shrinks_to_one_pair_of_siblings():
     plan = find(strategies.plans(min_splits=1), lambda plan: bool(plan.splits), settings=SEARCH)
     assert plan.sigmas == (1.0, 0.5, 0.0)
     assert (plan.branching, plan.roots) == ((2, 1), 1)
-    assert plan.spreads == (math.inf, math.inf)
+    assert plan.spreads[0] in (math.inf, 4.0)  # the first two of the strategy: shrinking promises a local minimum
+    assert plan.spreads[1] == math.inf
 
 
 def test_a_finite_spread_shrinks_to_one_split():
