@@ -14,7 +14,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function compiled once for all shapes; eager, with one warning, if compiling fails.
 
     The function must be free of shape-checking decorators (they break the graph): it is unwrapped, and whatever it
-    calls must be plain torch. A compiled function differs from the eager one by rounding.
+    calls must be plain torch. A compiled function differs from the eager one by rounding. Shapes beyond the number that
+    torch keeps compiled run in eager mode.
     """
     plain = inspect.unwrap(function)
     fast: Callable[..., Any] = torch.compile(plain, dynamic=True, fullgraph=True)
@@ -25,6 +26,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             return plain(*arguments)
         try:
             return fast(*arguments)
+        except torch._dynamo.exc.FailOnRecompileLimitHit:
+            return plain(*arguments)
         except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
             broken.append(str(error))
             first = str(error).splitlines()[0]

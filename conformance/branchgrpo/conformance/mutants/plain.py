@@ -98,7 +98,7 @@ class PlainImplementation(PlainTail):
             raise ValueError("nothing is left to train")
         return found
 
-    def reduce(self, terms: list[Edges], options: Objective, edges: int) -> Scalar:
+    def reduce(self, terms: list[Tensor], options: Objective, edges: int) -> Scalar:
         """Terms of a tree, a tensor a depth, to one number; ``edges`` is the tree's size before pruning."""
         if options.reduction == "depth_mean":
             return torch.stack([term.mean() for term in terms]).mean()

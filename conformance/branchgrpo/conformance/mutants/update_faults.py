@@ -80,7 +80,7 @@ class EdgesWithoutAdvantageLeftOut(PlainImplementation):
 class DividedByTheWholeTree(PlainImplementation):
     """The sum over kept edges is divided by all edges of the tree."""
 
-    def reduce(self, terms: list[Edges], options: Objective, edges: int) -> Scalar:
+    def reduce(self, terms: list[Tensor], options: Objective, edges: int) -> Scalar:
         return torch.cat(terms).sum() / edges
 
 
@@ -88,7 +88,7 @@ class DividedByTheWholeTree(PlainImplementation):
 class DepthMeanIgnored(PlainImplementation):
     """Always the mean over edges."""
 
-    def reduce(self, terms: list[Edges], options: Objective, edges: int) -> Scalar:
+    def reduce(self, terms: list[Tensor], options: Objective, edges: int) -> Scalar:
         return torch.cat(terms).mean()
 
 
