@@ -130,8 +130,7 @@ def objective(
     weights = step_weights(update_stds(trees, kept), options.edge_weights)
     values = []
     for tree, condition in zip(trees, conditions, strict=True):
-        models = (model, reference_model)
-        edges = trainable_edges(tree, kept)
+        edges, models = trainable_edges(tree, kept), (model, reference_model)
         terms = edge_terms(tree, edges, models, condition, advantages, weights, options, reduction)
         values.append(reduce_edges(terms, options.reduction))
     return torch.stack(values).mean()
