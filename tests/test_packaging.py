@@ -97,10 +97,10 @@ def test_quick_start_of_the_readme_is_two_commands_of_the_makefile():
     section = readme.split("## Quick start")[1].split("\n## ")[0]
     (block,) = re.findall(r"```[a-z]*\n(.*?)```", section, flags=re.DOTALL)
     commands = [line.split("#")[0].strip() for line in block.strip().splitlines()]
-    assert commands == ["make demo", "make test"]
+    assert commands == ["make audit", "make test"]
 
 
-@pytest.mark.parametrize("target", ["venv", "demo", "test", "check"])
+@pytest.mark.parametrize("target", ["venv", "audit", "demo", "test", "check"])
 def test_every_target_makes_its_environment_from_nothing(target: str):
     lines = dry_run(target)
     made = [i for i, line in enumerate(lines) if re.search(r" -m venv \.venv$", line)]
@@ -112,7 +112,8 @@ def test_every_target_makes_its_environment_from_nothing(target: str):
 
 def test_check_is_everything_and_ends_with_pytest():
     lines = dry_run("check")
-    for tool in ("ruff check", "ruff format --check", "mypy", "lint-imports", "branchgrpo demo --check"):
+    commands = ("branchgrpo audit --out", "branchgrpo demo --check")
+    for tool in ("ruff check", "ruff format --check", "mypy", "lint-imports", *commands):
         assert any(f"/{tool}" in line for line in lines), tool
     assert pytest_runs("check") == {"tests": None, "properties": None}
     assert lines[-1].startswith(".venv/bin/pytest ")

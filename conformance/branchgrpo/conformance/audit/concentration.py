@@ -13,8 +13,8 @@ from branchgrpo.reference.options import Fusion
 from branchgrpo.reference.types import Kernel, KernelKind, Reduction
 
 DIMENSIONS = (1, 4, 16, 64, 256, 1024)
-FAR = (1, 16, 256, 4096, 65_536)
-PROMPTS, TREES, SEED = 24, 3000, 0
+FAR = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096, 16_384, 65_536)
+PROMPTS, TREES, SEED = 96, 3000, 0
 FEW = 2.0
 """Below two leaves in effect, a tree's fusion is the choice of one."""
 
@@ -35,12 +35,15 @@ def effective_sample_size(context: Context) -> Data:
     chain = affine_chain(plan, GaussianData(0.7, 0.5))
     curves: dict[str, Data] = {}
     for reduction in Reduction:
-        measured = []
+        measured, error = [], []
         for elements in DIMENSIONS:
             weights = weights_of(context, grow(context, plan, PROMPTS, elements, reduction=reduction), beta)
-            measured.append(float((1 / weights.square().sum(dim=1)).mean()))
+            sizes = 1 / weights.square().sum(dim=1)
+            measured.append(float(sizes.mean()))
+            error.append(float(sizes.std() / PROMPTS**0.5))
         exact = [tree_effective_sample_size(plan, chain, d, beta, reduction, TREES, SEED)[0] for d in FAR]
-        curves[reduction.value] = {"D": DIMENSIONS, "measured": measured, "exact_D": FAR, "exact": exact}
+        own = {"D": DIMENSIONS, "measured": measured, "error": error}
+        curves[reduction.value] = own | {"exact_D": FAR, "exact": exact}
     return {"beta": beta, "leaves": plan.leaves, "curves": curves, **of_the_run(context)}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from jaxtyping import Float64
-from scipy.stats import norm
+from scipy.stats import beta, norm
 from torch import Tensor
 
 from branchgrpo.conformance.audit.context import Context, Data, missing, reason
@@ -30,7 +30,9 @@ ELEMENTS, PROMPTS = 4096, 4
 """16,384 pairs a spread: a correlation off by 0.07 is found with power 0.999."""
 
 SPREADS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf)
-QUANTILES = 160
+QUANTILES = 120
+BAND = 1e-3
+"""A single quantile of a correct implementation is outside the drawn band with this probability."""
 
 
 def grow(context: Context, plan: Plan, prompts: int, elements: int, **options: object) -> Trace:
@@ -85,14 +87,16 @@ def rejected(rows: Sequence[Data]) -> list[Data]:
 
 
 def quantiles(sample: Sample) -> Data:
-    """Points of a QQ plot against the standard normal, with the tails in full."""
-    ordered = np.sort(sample)
-    ranks = np.arange(len(ordered))
-    picked = np.unique(
-        np.concatenate([ranks[:20], np.linspace(0, len(ordered) - 1, QUANTILES).astype(int), ranks[-20:]])
-    )
-    theory = norm.ppf((picked + 0.5) / len(ordered))
-    return {"theory": theory.round(5).tolist(), "found": ordered[picked].round(5).tolist(), "n": len(ordered)}
+    """Points of a QQ plot against the standard normal, evenly spaced in it, and the band that each falls into.
+
+    The k-th smallest of n draws is the quantile at a Beta(k, n − k + 1) level: the band is exact, tails included.
+    """
+    ordered, n = np.sort(sample), len(sample)
+    reach = norm.ppf(1 - 0.5 / n)
+    picked = np.unique((norm.cdf(np.linspace(-reach, reach, QUANTILES)) * n).astype(int).clip(0, n - 1))
+    low, high = (norm.ppf(beta.ppf(level, picked + 1, n - picked)) for level in (BAND / 2, 1 - BAND / 2))
+    columns = {"theory": norm.ppf((picked + 0.5) / n), "found": ordered[picked], "low": low, "high": high}
+    return {name: column.round(5).tolist() for name, column in columns.items()} | {"n": n}
 
 
 def branch_noise(context: Context) -> Data:
