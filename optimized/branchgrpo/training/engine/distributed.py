@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from branchgrpo.optimized.ranks import Ranks
 from branchgrpo.reference.errors import BranchGRPOError, InputError, OptionError
@@ -40,13 +41,13 @@ class FailureBoard:
     def __init__(self, rank: int, size: int) -> None:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self.rank = rank
-        self.store = dist.TCPStore(host, port, size, is_master=False, timeout=timedelta(seconds=30))
+        self.store = TCPStore(host, port, size, is_master=False, timeout=timedelta(seconds=30))
         self.closed = threading.Event()
         threading.Thread(target=self.watch, daemon=True).start()
 
     def watch(self) -> None:
         """End the process soon after another one has failed."""
-        own = dist.TCPStore(self.store.host, self.store.port, None, is_master=False, timeout=timedelta(seconds=30))
+        own = TCPStore(self.store.host, self.store.port, None, is_master=False, timeout=timedelta(seconds=30))
         try:
             while not self.closed.wait(POLL_S):
                 if own.check([FAILURE]):
@@ -168,7 +169,7 @@ def start_cluster(run: RunConfig) -> Cluster:
             raise OptionError("run.parallel", "fsdp2", "auto or ddp for one process; start several by torchrun")
         return Cluster(device=device)
     try:
-        from accelerate import PartialState
+        from accelerate import PartialState  # type: ignore[import-untyped]
     except ImportError:
         legal = "1, or accelerate installed (pip install 'branchgrpo[diffusers]')"
         raise InputError("WORLD_SIZE", size, legal) from None

@@ -1,7 +1,7 @@
 """One iteration of any method: all parts are rolled out and scored, seen as one batch, and then trained on."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -26,13 +26,20 @@ from branchgrpo.reference.family import PlanFamily
 from branchgrpo.reference.method import Method
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.protocols import Condition, NoiseSource, Prompt, VelocityModel
-from branchgrpo.rewards.score_log import ScoreLog, no_log
+from branchgrpo.rewards.score_log import LeafScore, ScoreLog
 from branchgrpo.rewards.scoring import score_leaves
 from branchgrpo.training.config.schema import RolloutConfig
-from branchgrpo.training.engine.distributed import Cluster
+from branchgrpo.training.engine.distributed import Cluster, concatenated
 from branchgrpo.training.engine.task import DTYPES, Task
 
-PHASES = ("rollout", "reward", "tail", "update", "other")
+PHASES = ("rollout", "reward", "tail", "costly", "update", "other")
+"""``tail``: from rewards to advantages; ``costly``: monitors with calls of their own; ``other``: the loop's own."""
+
+Member = tuple[int, int] | None
+"""(k, λ) of a plan family's member; None for a plan."""
+
+Scores = Sequence[tuple[Member, LeafScore]]
+"""Scores of leaves, each with the member whose leaf it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +82,7 @@ class Measured:
         updates: over all ranks, one a step of the optimiser.
         gradient_norms: before clipping, one a step of the optimiser.
         learning_rate: of the last step.
+        costly: numbers that cost calls of their own; empty in most iterations.
         seconds: by phase (``PHASES``), of this rank.
     """
 
@@ -82,6 +90,7 @@ class Measured:
     updates: list[UpdateStats]
     gradient_norms: list[float]
     learning_rate: float
+    costly: dict[str, float]
     seconds: dict[str, float]
 
 
@@ -113,7 +122,7 @@ class Scored:
     values: Levels
 
 
-Members = Mapping[tuple[int, int] | None, Scored]
+Members = Mapping[Member, Scored]
 """The trees of one part: one under None for a plan, those of all (k, λ) for a plan family."""
 
 
@@ -139,6 +148,15 @@ def sampling_of(config: RolloutConfig, task: Task, method: Method, seed: int, it
     )
 
 
+def noting(said: list[tuple[Member, LeafScore]], member: Member) -> ScoreLog:
+    """A log that keeps the scores of one member's leaves."""
+
+    def log(scores: Sequence[LeafScore]) -> None:
+        said.extend((member, score) for score in scores)
+
+    return log
+
+
 @dataclass(frozen=True, eq=False)
 class Collector:
     """Rolls out and scores the parts of one iteration.
@@ -149,7 +167,7 @@ class Collector:
         cluster: the processes: they fail together.
         decode_chunk: leaves decoded and scored at a time.
         clock: takes the time.
-        log: receives every score.
+        log: receives the scores of all processes, on the first one; None writes none down.
     """
 
     task: Task
@@ -159,32 +177,43 @@ class Collector:
     cluster: Cluster
     decode_chunk: int
     clock: Clock
-    log: ScoreLog = no_log
+    log: Callable[[int, Scores], None] | None = None
 
     @property
     def ranks(self) -> Ranks | None:
         """The processes, if there are several."""
         return self.cluster.ranks
 
-    def grow(self, model: VelocityModel, part: Part) -> dict[tuple[int, int] | None, Tree]:
+    def grow(self, model: VelocityModel, part: Part) -> dict[Member, Tree]:
         """The trees of one part."""
         given = (part.prompts, part.condition, self.sampling)
         if isinstance(self.plan, PlanFamily):
-            return dict(singular_rollout(self.plan, model, *given, ranks=self.ranks))
+            grown = singular_rollout(self.plan, model, *given, ranks=self.ranks)
+            return {member: tree for member, tree in grown.items()}  # noqa: C416 (a wider type of keys)
         return {None: rollout(self.plan, model, *given, ranks=self.ranks)}
 
-    def score(self, trees: Mapping[tuple[int, int] | None, Tree]) -> dict[tuple[int, int] | None, Tensor]:
+    @torch.no_grad()
+    def score(self, trees: Mapping[Member, Tree]) -> dict[Member, Tensor]:
         """The rewards of all trees' leaves; one rank's error is every rank's.  Clause: REW-1, REW-2."""
-        found: dict[tuple[int, int] | None, Tensor] = {}
+        found: dict[Member, Tensor] = {}
+        said: list[tuple[Member, LeafScore]] = []
         error = None
         try:
             for member, tree in trees.items():
                 found[member] = score_leaves(
-                    tree.leaves.to(self.task.device), tree.prompts, self.task.rewards, decode=self.task.decode,
-                    chunk=self.decode_chunk, log=self.log,
-                )  # fmt: skip
+                    tree.leaves.to(self.task.device),
+                    tree.prompts,
+                    self.task.rewards,
+                    decode=self.task.decode,
+                    chunk=self.decode_chunk,
+                    log=noting(said, member),
+                )
         except BranchGRPOError as fault:
             error = fault
+        if self.log is not None:
+            every = concatenated(self.cluster.everyone(said))
+            if self.cluster.main:
+                self.log(self.sampling.iteration, every)
         self.cluster.agree(error)
         return found
 

@@ -1,20 +1,21 @@
 """The frozen reference policy of the KL term: adapters off, or a copy of all weights."""
 
 import copy
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from branchgrpo.reference.protocols import Condition, VelocityModel
+from branchgrpo.reference.protocols import Condition, Guidance, VelocityModel
 
 
 class FrozenCopy:
     """The weights of the run's beginning, apart from the trained ones: evaluated without gradients (OBJ-5)."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: Any) -> None:
         self.network = copy.deepcopy(network).eval().requires_grad_(False)
-        self.guidance = network.guidance
+        self.guidance: Guidance = self.network.guidance
 
     @torch.no_grad()
     def __call__(
@@ -25,7 +26,7 @@ class FrozenCopy:
         return velocity
 
 
-def reference_policy(network: nn.Module, lora: bool) -> VelocityModel:
+def reference_policy(network: Any, lora: bool) -> VelocityModel:
     """The policy that the KL term holds on to; made before any weight has changed and before weights are sharded.
 
     Args:

@@ -22,6 +22,11 @@ Group = list[PartOutcome]
 """The outcomes of one step of the optimiser, over all parts of this rank."""
 
 
+def member_steps(method: Method, config: UpdateConfig) -> bool:
+    """Whether every member k of a plan family has a step of the optimiser of its own."""
+    return isinstance(method.sampler, PlanFamily) and config.step_per == "member"
+
+
 def check_steps(method: Method, config: UpdateConfig) -> None:
     """Raise ``OptionError`` for step weights within steps that train one denoising step each (OBJ-6)."""
     if (
@@ -35,8 +40,9 @@ def check_steps(method: Method, config: UpdateConfig) -> None:
 
 def steps_an_iteration(method: Method, config: UpdateConfig) -> int:
     """Steps of the optimiser after one rollout."""
-    family = isinstance(method.sampler, PlanFamily) and config.step_per == "member"
-    return config.inner_epochs * (len(method.sampler.ks) if isinstance(method.sampler, PlanFamily) and family else 1)
+    sampler = method.sampler
+    members = len(sampler.ks) if isinstance(sampler, PlanFamily) and member_steps(method, config) else 1
+    return config.inner_epochs * members
 
 
 def groups_of(outcomes: Sequence[PartOutcome], step_per: str) -> list[Group]:

@@ -1,0 +1,261 @@
+"""The loop of a training run: what is checked before it, what happens in every iteration, and how it ends."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from branchgrpo.reference.errors import BranchGRPOError
+from branchgrpo.training.checkpoint.layout import steps as checkpoints
+from branchgrpo.training.checkpoint.state import TrainState
+from branchgrpo.training.checkpoint.write import OnStage
+from branchgrpo.training.config.reading import config_hash, write_config
+from branchgrpo.training.config.schema import TrainConfig
+from branchgrpo.training.engine.distributed import Cluster, start_cluster
+from branchgrpo.training.engine.ema import averaged_weights
+from branchgrpo.training.engine.interrupt import Interrupts
+from branchgrpo.training.engine.journal import Journal
+from branchgrpo.training.engine.run import Run, build_run, facts, needed_prompts, outline
+from branchgrpo.training.engine.run_folder import CONFIG, EXPORT, METRICS, RunFolder, open_run_folder
+from branchgrpo.training.engine.saving import cut, find_state, restore_run, save_run
+from branchgrpo.training.engine.score_file import ScoreFile
+from branchgrpo.training.monitors.limits import MonitorStop, judge, stop_if_asked
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What others may do at moments of a run.
+
+    Attributes:
+        on_iteration: told (iteration, its numbers) after each one, on every rank.
+        on_stage: told of the stages of every save, on the first rank.
+        on_start: given the run when it is ready, on every rank.
+    """
+
+    on_iteration: Callable[[int, Mapping[str, float]], None] | None = None
+    on_stage: OnStage | None = None
+    on_start: Callable[[Run], None] | None = None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        status: ``finished``, or ``interrupted`` by Ctrl-C or SIGTERM.
+        folder: of the run.
+        iterations: that are done.
+        metrics: numbers of the last iteration of this process; empty if it did none.
+        checkpoint: the newest one.
+        export: folder of the exported model, if one was written.
+        main: whether this process is the one that speaks.
+    """
+
+    status: Literal["finished", "interrupted"]
+    folder: Path
+    iterations: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    checkpoint: Path | None = None
+    export: Path | None = None
+    main: bool = True
+
+
+def train(config: TrainConfig, *, resume: bool | Path = False, hooks: Hooks | None = None) -> RunResult:
+    """Train as ``config`` says; under ``torchrun`` or ``accelerate launch`` together with the other processes.
+
+    Args:
+        config: the whole run.
+        resume: go on in ``run.folder`` from its newest checkpoint, or from the one that is named; a folder without a
+            checkpoint starts from the beginning.
+        hooks: for tests and for those who embed the loop.
+
+    Raises:
+        BranchGRPOError: of any kind; with several processes one of them raises it, the others ``AnotherRankFailed``.
+        MonitorStop: a monitor ended the run, which was saved before.
+    """
+    cluster = start_cluster(config.run)
+    failed = True
+    try:
+        with Interrupts() as interrupts:
+            result = Loop(config, cluster, resume, hooks or Hooks(), interrupts).run()
+        failed = False
+        return result
+    except BaseException as error:
+        spoken = cluster.silence(error)
+        if spoken is error:
+            raise
+        raise spoken from error
+    finally:
+        cluster.close(failed)
+
+
+class Loop:
+    """One call of ``train``."""
+
+    def __init__(
+        self, config: TrainConfig, cluster: Cluster, resume: bool | Path, hooks: Hooks, interrupts: Interrupts
+    ) -> None:
+        self.config, self.cluster, self.resume, self.hooks = config, cluster, resume, hooks
+        self.interrupts = interrupts
+        self.path = Path(config.run.folder)
+        self.journal: Journal | None = None
+        self.done = 0
+        self.saved_at = -1
+        self.evaluated_at = -1
+
+    def run(self) -> RunResult:
+        """Prepare, iterate, end; the folder is locked meanwhile."""
+        plan = outline(self.config, self.cluster)
+        folder = self.locked()
+        try:
+            state = self.agreed(lambda: find_state(self.config, self.resume))
+            run = build_run(self.config, self.cluster, plan, ScoreFile(self.path) if self.scores else None)
+            self.prepare(run, state)
+            return self.iterations(run)
+        except BaseException as error:
+            if self.journal is not None and not isinstance(error, SystemExit):
+                reason = "stopped" if isinstance(error, MonitorStop) else "failed"
+                self.journal.end(self.done, reason, f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            if self.journal is not None:
+                self.journal.close()
+            if folder is not None:
+                folder.release()
+
+    @property
+    def scores(self) -> bool:
+        """Whether every leaf's scores are written down."""
+        return self.config.logging.scores
+
+    def locked(self) -> RunFolder | None:
+        """The run's folder, made and locked by the first rank; its error is every rank's."""
+        folder, error = None, None
+        if self.cluster.main:
+            try:
+                folder = open_run_folder(self.path, self.resume is not False)
+            except BranchGRPOError as fault:
+                error = fault
+        self.cluster.agree(error)
+        return folder
+
+    def agreed(self, make: Callable[[], Found]) -> Found:
+        """What every rank makes on its own; one rank's error is every rank's."""
+        found, error = None, None
+        try:
+            found = make()
+        except BranchGRPOError as fault:
+            error = fault
+        self.cluster.agree(error)
+        return found  # type: ignore[return-value]
+
+    def prepare(self, run: Run, state: TrainState | None) -> None:
+        """Restore what was saved, cut the logs to it, encode the prompts, and make the first evaluation."""
+        self.agreed(lambda: None if state is None else restore_run(run, state))
+        if state is not None:
+            self.done = self.saved_at = state.iteration
+            every = self.config.evaluation.every
+            self.evaluated_at = self.done if every and self.done % every == 0 else -1
+        if self.cluster.main:
+            cut(self.path, state)
+            write_config(self.config, self.path / CONFIG)
+            length = 0 if state is None else state.log_bytes.get(METRICS, 0)
+            self.journal = Journal(self.path, self.config.logging, self.config.run.iterations, self.done, length)
+            self.journal.start(self.done, self.cluster.size, str(run.task.device), facts(run, config_hash(self.config)))
+        run.task.prepare(needed_prompts(self.config, run.plan, self.done))
+        self.cluster.wait()
+        if self.hooks.on_start is not None:
+            self.hooks.on_start(run)
+        if state is None and run.evaluator is not None:
+            self.evaluate(run)
+
+    def iterations(self, run: Run) -> RunResult:
+        """All iterations that are left, and the end of the run."""
+        metrics: dict[str, float] = {}
+        while self.done < self.config.run.iterations:
+            if any(self.cluster.everyone(self.interrupts.requested is not None)):
+                return self.interrupted(run, metrics)
+            metrics = self.iteration(run)
+        if run.evaluator is not None and self.evaluated_at != self.done:
+            self.evaluate(run)
+        self.save(run)
+        export = self.export(run)
+        if self.journal is not None:
+            self.journal.end(self.done, "finished")
+        return self.result("finished", metrics, export)
+
+    def interrupted(self, run: Run, metrics: dict[str, float]) -> RunResult:
+        """Save and leave; a checkpoint that is there already is enough."""
+        self.save(run)
+        if self.journal is not None:
+            self.journal.end(self.done, "interrupted", self.interrupts.requested or "another process was interrupted")
+        return self.result("interrupted", metrics, None)
+
+    def result(
+        self, status: Literal["finished", "interrupted"], metrics: dict[str, float], export: Path | None
+    ) -> RunResult:
+        """How the run ended."""
+        newest = next(reversed(checkpoints(self.path)), None)
+        return RunResult(status, self.path, self.done, metrics, newest, export, self.cluster.main)
+
+    def iteration(self, run: Run) -> dict[str, float]:
+        """One iteration, its numbers written down and judged, an evaluation and a checkpoint where they are due.
+
+        Raises:
+            MonitorStop: a number beyond its limit, or one that is not finite; the run was saved.
+        """
+        number = self.done
+        measured = run.iterate(number)
+        metrics = run.metrics(measured)
+        findings = judge(metrics, self.config.monitors)
+        self.done += 1
+        if self.journal is not None:
+            self.journal.iteration(number, metrics, measured.seconds, findings)
+        self.end_if_asked(run, lambda: stop_if_asked(findings, number))
+        if run.evaluator is not None and self.done % self.config.evaluation.every == 0:
+            self.evaluate(run)
+        if self.config.checkpoint.every and self.done % self.config.checkpoint.every == 0:
+            self.save(run)
+        if self.hooks.on_iteration is not None:
+            self.hooks.on_iteration(number, metrics)
+        return metrics
+
+    def evaluate(self, run: Run) -> None:
+        """Evaluate, write down and judge.
+
+        Raises:
+            MonitorStop: as for an iteration.
+        """
+        start = time.perf_counter()
+        evaluation, metrics = run.evaluate()
+        self.evaluated_at = self.done
+        findings = judge(metrics, self.config.monitors)
+        if self.journal is not None:
+            seconds = time.perf_counter() - start
+            self.journal.evaluation(self.done, evaluation, metrics, findings, seconds, run.ema is not None)
+        self.end_if_asked(run, lambda: stop_if_asked(findings, self.done))
+
+    def end_if_asked(self, run: Run, ask: Callable[[], None]) -> None:
+        """Save before a monitor ends the run; all ranks have the same numbers and come here together."""
+        try:
+            ask()
+        except MonitorStop:
+            self.save(run)
+            raise
+
+    def save(self, run: Run) -> None:
+        """Save unless this state is saved already."""
+        if self.saved_at != self.done:
+            save_run(run, self.path, self.done, self.hooks.on_stage)
+            self.saved_at = self.done
+
+    def export(self, run: Run) -> Path | None:
+        """Write the model as others load it, with the averaged weights where there are any."""
+        if not self.config.checkpoint.export:
+            return None
+        with averaged_weights(run.policies.weights, run.ema):
+            self.agreed(lambda: run.task.export(self.path / EXPORT))
+        return self.path / EXPORT
