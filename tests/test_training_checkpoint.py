@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ from branchgrpo.training.checkpoint.configuration import check_config, differing
 from branchgrpo.training.checkpoint.errors import CheckpointError
 from branchgrpo.training.checkpoint.logs import cut_logs, log_lengths
 from branchgrpo.training.checkpoint.state import TrainState, check_derived, notes, restore
+from branchgrpo.training.config.reading import as_toml, config_hash
+from branchgrpo.training.config.schema import OptimizerConfig, TrainConfig
 
 OPTIMIZERS: dict[str, Callable] = {
     "adamw": adamw,
@@ -469,18 +472,49 @@ def test_a_run_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
 
 
 def test_options_that_differ_are_named_with_both_values() -> None:
-    state = trained_state_at(1)
-    changed = CONFIG.replace("seed = 3", "seed = 4").replace("weight = 1.0", "weight = 0.5") + "\n[ema]\nevery = 2\n"
-    check_config(state, changed, "abc")  # the hash decides
+    before = replace(TrainConfig(), optimizer=OptimizerConfig(schedule="constant"))
+    after = replace(
+        before,
+        run=replace(before.run, seed=before.run.seed + 1, iterations=7, folder="elsewhere"),
+        rewards=(replace(before.rewards[0], weight=0.25), *before.rewards[1:]),
+        update=replace(before.update, micro_batch=3),
+    )
+    state = replace(trained_state_at(1), config=as_toml(before), config_hash=config_hash(before))
     with pytest.raises(CheckpointError) as caught:
-        check_config(state, changed, "def")
-    for words in ("ema.every = 'absent', now 2", "rewards.0.weight = 1.0, now 0.5", "run.seed = 3, now 4"):
-        assert words in str(caught.value)
-    with pytest.raises(CheckpointError) as caught:
-        check_config(state, changed, "def", decides=lambda option: option.startswith("run."))
-    assert "run.seed" in str(caught.value)
-    assert "rewards" not in str(caught.value)
+        check_config(state, as_toml(after), config_hash(after))
+    message = str(caught.value)
+    for words in (
+        f"run.seed = {before.run.seed}, now {after.run.seed}",
+        f"rewards.0.weight = {before.rewards[0].weight}, now 0.25",
+    ):
+        assert words in message
+    for words in ("iterations", "folder", "micro_batch"):
+        assert words not in message
+
+
+def test_options_that_change_no_number_do_not_stop_a_resume() -> None:
+    """A longer run, another folder, other logs; what changes the rounding is told."""
+    before = replace(TrainConfig(), optimizer=OptimizerConfig(schedule="constant"))
+    state = replace(trained_state_at(1), config=as_toml(before), config_hash=config_hash(before))
+    after = replace(
+        before, run=replace(before.run, iterations=7, folder="elsewhere"), update=replace(before.update, micro_batch=3)
+    )
+    noted = check_config(state, as_toml(after), config_hash(after))
+    assert noted == [f"update.micro_batch = {before.update.micro_batch}, now 3"]
+
+
+def test_the_length_of_a_stretched_schedule_is_named() -> None:
+    before = replace(TrainConfig(), optimizer=OptimizerConfig(schedule="cosine"))
+    state = replace(trained_state_at(1), config=as_toml(before), config_hash=config_hash(before))
+    after = replace(before, run=replace(before.run, iterations=7))
+    with pytest.raises(CheckpointError, match=f"run.iterations = {before.run.iterations}, now 7"):
+        check_config(state, as_toml(after), config_hash(after))
+
+
+def test_two_texts_are_compared_option_by_option() -> None:
     assert differing(CONFIG, CONFIG) == {}
+    changed = CONFIG.replace("seed = 3", "seed = 4") + "\n[ema]\nevery = 2\n"
+    assert differing(CONFIG, changed) == {"run.seed": (3, 4), "ema.every": ("absent", 2)}
     with pytest.raises(CheckpointError, match="TOML"):
         differing(CONFIG, "[")
 

@@ -1,7 +1,7 @@
 """A velocity model around the transformer of a diffusers pipeline: loading, checks, guidance, LoRA."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
@@ -199,18 +199,28 @@ class Backbone(PipelineCodec):
         """The frozen reference policy: the same weights without LoRA."""
         return ReferencePolicy(self)
 
-    def save_lora(self, folder: str | Path) -> None:
+    def save_lora(self, folder: str | Path, state: Mapping[str, Tensor] | None = None) -> None:
         """Write the adapter so that the pipeline's ``load_lora_weights`` reads it, rank and alpha included.
 
         A second expert goes to the sub-folder of its component name.
+
+        Args:
+            folder: to write to.
+            state: weights in place of the present ones, by this module's names (averages, gathered shards).
         """
         for name, transformer in self.experts.items():
-            low_rank.save(transformer, self.pipeline_class, lora_folder(Path(folder), name))
+            own = None if state is None else with_prefix(state, name + ".")
+            low_rank.save(transformer, self.pipeline_class, lora_folder(Path(folder), name), own)
 
     def load_lora(self, folder: str | Path) -> None:
         """Replace the adapter by a saved one."""
         for name, transformer in self.experts.items():
             low_rank.load(transformer, self.pipeline_class, lora_folder(Path(folder), name))
+
+
+def with_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries whose names start with ``prefix``, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def lora_folder(folder: Path, component: str) -> Path:

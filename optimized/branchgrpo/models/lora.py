@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from branchgrpo.reference.errors import InputError, OptionError, is_integer
 
@@ -95,8 +95,14 @@ def adapters_off(transformers: Mapping[str, Any]) -> Iterator[None]:
             transformer.enable_adapters()
 
 
-def save(transformer: Any, pipeline_class: Any, folder: Path) -> None:
+def save(transformer: Any, pipeline_class: Any, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
     """Write the adapter as the pipeline's own ``load_lora_weights`` reads it, rank and alpha included.
+
+    Args:
+        transformer: with the adapter.
+        pipeline_class: knows the format.
+        folder: to write to.
+        state: weights in place of the present ones, by the transformer's names (averages, gathered shards).
 
     Raises:
         OptionError: no adapter to save.
@@ -109,7 +115,9 @@ def save(transformer: Any, pipeline_class: Any, folder: Path) -> None:
     metadata = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
     pipeline_class.save_lora_weights(
         folder,
-        transformer_lora_layers=get_peft_model_state_dict(transformer, adapter_name=ADAPTER),
+        transformer_lora_layers=get_peft_model_state_dict(
+            transformer, state_dict=None if state is None else dict(state), adapter_name=ADAPTER
+        ),
         transformer_lora_adapter_metadata=metadata,
     )
 

@@ -1,11 +1,12 @@
 """Whether a checkpoint belongs to this configuration; if not, which options differ, by name."""
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from branchgrpo.training.checkpoint.errors import CheckpointError
 from branchgrpo.training.checkpoint.state import TrainState
+from branchgrpo.training.config.effects import EFFECTS
 
 ABSENT = "absent"
 SHOWN = 8
@@ -42,27 +43,38 @@ def differing(saved: str, present: str) -> dict[str, tuple[Any, Any]]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def every(option: str) -> bool:
-    """Take every option to decide the numbers."""
-    return True
+def changes(option: str) -> frozenset[str]:
+    """What an option of a TOML file changes, such as ``numbers``; an unknown one may change everything."""
+    parts = [part for part in option.split(".") if not part.isdecimal()]
+    for length in range(len(parts), 0, -1):
+        effect = EFFECTS.get(".".join(parts[:length]))
+        if effect is not None:
+            return frozenset(effect.changes)
+    inner = [effect.changes for name, effect in EFFECTS.items() if name.startswith(".".join(parts) + ".")]
+    return frozenset().union(*inner) if inner else frozenset({"numbers"})
 
 
-def check_config(state: TrainState, config: str, config_hash: str, decides: Callable[[str], bool] = every) -> None:
+def check_config(state: TrainState, config: str, config_hash: str) -> list[str]:
     """See that a checkpoint was made under the same options, apart from those that change no number.
 
     Args:
         state: of the checkpoint.
         config: text of this run's resolved configuration.
         config_hash: of this run.
-        decides: whether an option, ``table.option``, can change the numbers.
+
+    Returns:
+        What differs and changes the rounding of numbers, a line each: the resumed run is not bit-identical then.
 
     Raises:
         CheckpointError: names the options that differ, with both values.
     """
+    found = differing(state.config, config)
+    lines = {name: f"{name} = {old!r}, now {new!r}" for name, (old, new) in sorted(found.items())}
     if state.config_hash == config_hash:
-        return
-    found = {name: pair for name, pair in differing(state.config, config).items() if decides(name)}
-    listed = [f"{name} = {old!r}, now {new!r}" for name, (old, new) in sorted(found.items())]
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    shown = "; ".join(listed[:SHOWN]) + more if listed else f"hash {state.config_hash[:12]}"
+        return [line for name, line in lines.items() if "rounding" in changes(name)]
+    deciding = [line for name, line in lines.items() if "numbers" in changes(name)]
+    stretched = [line for name, line in lines.items() if name == "run.iterations"]  # the schedule's length
+    named = deciding or stretched or list(lines.values())
+    more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
+    shown = "; ".join(named[:SHOWN]) + more if named else f"hash {state.config_hash[:12]}"
     raise CheckpointError("checkpoint: config", shown, f"that of this run ({config_hash[:12]})")
