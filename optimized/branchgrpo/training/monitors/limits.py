@@ -183,6 +183,10 @@ def stop_if_asked(findings: list[Finding], iteration: int) -> None:
     for finding in findings:
         if finding.level == "stop":
             side = MONITORS[finding.monitor].side
-            legal = "finite" if finding.threshold is None else f"not {side} {finding.threshold:g} (monitors.stop)"
+            legal = (
+                "finite"
+                if finding.threshold is None
+                else f"not {side} {finding.threshold:g} (monitors.{finding.monitor}.stop)"
+            )
             advice = MONITORS[finding.monitor].advice
             raise MonitorStop(f"{finding.key} at iteration {iteration}", finding.value, f"{legal}. {advice}")
