@@ -14,14 +14,13 @@ from branchgrpo.training.checkpoint.logs import cut_logs, log_lengths
 from branchgrpo.training.checkpoint.read import load, newest
 from branchgrpo.training.checkpoint.state import TrainState, capture, check_derived, restore
 from branchgrpo.training.checkpoint.write import OnStage, save
-from branchgrpo.training.config.effects import EFFECTS
 from branchgrpo.training.config.reading import as_toml, config_hash
 from branchgrpo.training.config.schema import TrainConfig
 from branchgrpo.training.engine.run import Outline, Run
 
 
 def derived(plan: Outline, iteration: int, seed: int) -> dict[str, Any]:
-    """What seed and iteration decide about the next iteration: windows and the counter of the noise (NOISE-4)."""
+    """What seed and iteration decide: windows and the counter of the noise (NOISE-4)."""
     current = plan.method.plan_at(iteration, seed)
     steps = current.ks if isinstance(current, PlanFamily) else current.stochastic_steps
     windows = [asdict(rule) for rule in plan.method.pruning if isinstance(rule, DepthWindow)]
@@ -29,18 +28,21 @@ def derived(plan: Outline, iteration: int, seed: int) -> dict[str, Any]:
 
 
 def sampler_state(plan: Outline, iteration: int) -> dict[str, Any]:
-    """Where the sampler is, and a hash of its prompts: another prompt file is no continuation."""
+    """Where the sampler was in an iteration, and a hash of its prompts: another prompt file is no continuation."""
     epoch, turn = divmod(iteration, plan.sampler.batches)
     digest = hashlib.sha256()
     for prompt in plan.sampler.prompts:
         digest.update(f"{prompt.id}\0{prompt.text}\0".encode())
     ids = [prompt.id for prompt in plan.sampler.batch(iteration)]
-    return {"epoch": epoch, "batch": turn, "next_prompts": ids, "prompts_sha256": digest.hexdigest()}
+    return {"epoch": epoch, "batch": turn, "last_prompts": ids, "prompts_sha256": digest.hexdigest()}
 
 
-def next_iteration(config: TrainConfig, iteration: int) -> int:
-    """The iteration that ``derived`` describes: the next one, or the last one of a run that is done."""
-    return min(iteration, config.run.iterations - 1)
+def last_iteration(iteration: int) -> int:
+    """The iteration that ``derived`` describes where ``iteration`` is next to run: the last one that is done.
+
+    The next one may lie beyond the run's end, which a resume may move.
+    """
+    return max(iteration - 1, 0)
 
 
 def save_run(run: Run, folder: Path, iteration: int, on_stage: OnStage | None) -> Path | None:
@@ -56,7 +58,7 @@ def save_run(run: Run, folder: Path, iteration: int, on_stage: OnStage | None) -
     ema = None if run.ema is None else run.ema.mean
     tensors = capture(run.task.network, run.updater.optimizer, ema, keep=cluster.main)
     if cluster.main:
-        at = next_iteration(config, iteration)
+        at = last_iteration(iteration)
         try:
             state = TrainState(
                 iteration=iteration,
@@ -80,15 +82,6 @@ def save_run(run: Run, folder: Path, iteration: int, on_stage: OnStage | None) -
     return path
 
 
-def changes_numbers(option: str) -> bool:
-    """Whether a run with another value of ``table.option`` would compute other numbers."""
-    parts = option.split(".")
-    names = {".".join(parts), ".".join(part for part in parts if not part.isdecimal())}
-    names |= {".".join(parts[:length]) for length in range(2, len(parts))}
-    known = [EFFECTS[name] for name in names if name in EFFECTS]
-    return not known or any("numbers" in effect.changes for effect in known)
-
-
 def find_state(config: TrainConfig, resume: bool | Path) -> TrainState | None:
     """The checkpoint to go on from: the one that is named, or the newest; None where there is none to begin with.
 
@@ -101,7 +94,7 @@ def find_state(config: TrainConfig, resume: bool | Path) -> TrainState | None:
     if path is None:
         return None
     state = load(path)
-    check_config(state, as_toml(config), config_hash(config), changes_numbers)
+    check_config(state, as_toml(config), config_hash(config))
     return state
 
 
@@ -111,10 +104,8 @@ def restore_run(run: Run, state: TrainState) -> None:
     Raises:
         CheckpointError: another model, other prompts, other windows.
     """
-    at = next_iteration(run.config, state.iteration)
-    seed = run.config.run.seed
-    if state.iteration < run.config.run.iterations:
-        check_derived(state, seed, derived(run.plan, at, seed), sampler_state(run.plan, at))
+    at, seed = last_iteration(state.iteration), run.config.run.seed
+    check_derived(state, seed, derived(run.plan, at, seed), sampler_state(run.plan, at))
     restore(state, run.task.network, run.updater.optimizer, None if run.ema is None else run.ema.mean)
     run.updater.step = state.optimizer_steps
     run.baselines.update(numbers(state.baselines))
