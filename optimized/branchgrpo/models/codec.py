@@ -170,12 +170,39 @@ class PipelineCodec(nn.Module):
         """The folder of encoded prompts, if the options name one."""
         return None if self.options.cache is None else PromptCache(Path(self.options.cache))
 
+    def text_settings(self) -> dict[str, object]:
+        """What an entry of the cache depends on beside its text and the encoders."""
+        return {"family": self.family, "length": self.text_length, "dtype": self.dtype}
+
+    def fill_prompt_cache(self, prompts: Sequence[str], *, negative: str = "") -> None:
+        """Encode what the cache lacks, with encoders that are loaded once and freed at the end.
+
+        Args:
+            prompts: any number, one at a time in memory.
+            negative: as for ``encode``.
+
+        Raises:
+            InputError: no cache folder, or a missing encoder.
+        """
+        cache = self.prompt_cache()
+        if cache is None:
+            raise InputError("options.cache", None, "a folder for encoded prompts")
+        guided = self.guidance.kind == "classifier_free"
+        ready: list[Encoder] = []
+
+        def load() -> Encoder:
+            if not ready:
+                ready.append(self.encoder(self.text_pipeline()))
+            return ready[0]
+
+        for text in [*prompts, negative] if guided else prompts:
+            encode_texts((text,), load, cache, self.fingerprint, self.text_settings())
+
     def encode_text_branches(self, texts: tuple[str, ...], negative: str) -> dict[str, Tensor]:
         """The text tensors of both branches, on the model's device."""
         guided = self.guidance.kind == "classifier_free"
         wanted = [*texts, *check_texts("negative", (negative,))] if guided else [*texts]
-        cache = self.prompt_cache()
-        settings = {"family": self.family, "length": self.text_length, "dtype": self.dtype}
+        settings, cache = self.text_settings(), self.prompt_cache()
         entries = encode_texts(wanted, lambda: self.encoder(self.text_pipeline()), cache, self.fingerprint, settings)
         tensors = stack_items(entries[: len(texts)])
         if guided:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -125,14 +124,17 @@ def digits_task(config: TrainConfig, cluster: Cluster) -> Task:
     def prepare(prompts: Sequence[Prompt]) -> None:
         digit_condition(prompts)
 
-    def export(folder: Path) -> None:
-        from safetensors.torch import save_file
-
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()},
-                  folder / "digits.safetensors")  # fmt: skip
-
     return Task(
-        network, LATENT_SHAPE, condition, prepare, None, RewardSet(tuple(trained)),
-        RewardSet(tuple(held_out)) if held_out else None, cluster.device, False, dtype if low else None, 1, export,
-    )  # fmt: skip
+        network=network,
+        latent_shape=LATENT_SHAPE,
+        condition=condition,
+        prepare=prepare,
+        decode=None,
+        rewards=RewardSet(tuple(trained)),
+        held_out=RewardSet(tuple(held_out)) if held_out else None,
+        device=cluster.device,
+        lora=False,
+        autocast=dtype if low else None,
+        experts=1,
+        unused=False,
+    )

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from branchgrpo.reference.errors import BranchGRPOError
+from branchgrpo.training.checkpoint.export import export
 from branchgrpo.training.checkpoint.layout import steps as checkpoints
 from branchgrpo.training.checkpoint.state import TrainState
 from branchgrpo.training.checkpoint.write import OnStage
 from branchgrpo.training.config.reading import config_hash, write_config
 from branchgrpo.training.config.schema import TrainConfig
 from branchgrpo.training.engine.distributed import Cluster, start_cluster
-from branchgrpo.training.engine.ema import averaged_weights
 from branchgrpo.training.engine.interrupt import Interrupts
-from branchgrpo.training.engine.journal import Journal
 from branchgrpo.training.engine.run import Run, build_run, facts, needed_prompts, outline
 from branchgrpo.training.engine.run_folder import CONFIG, EXPORT, METRICS, RunFolder, open_run_folder
-from branchgrpo.training.engine.saving import cut, find_state, restore_run, save_run
+from branchgrpo.training.engine.saving import cut, differences, find_state, restore_run, save_run
 from branchgrpo.training.engine.score_file import ScoreFile
+from branchgrpo.training.logs.journal import Journal, check_logging, open_journal
 from branchgrpo.training.monitors.limits import MonitorStop, judge, stop_if_asked
 
 Found = TypeVar("Found")
@@ -109,6 +109,7 @@ class Loop:
     def run(self) -> RunResult:
         """Prepare, iterate, end; the folder is locked meanwhile."""
         plan = outline(self.config, self.cluster)
+        check_logging(self.config.logging)
         folder = self.locked()
         try:
             state = self.agreed(lambda: find_state(self.config, self.resume))
@@ -163,8 +164,11 @@ class Loop:
             cut(self.path, state)
             write_config(self.config, self.path / CONFIG)
             length = 0 if state is None else state.log_bytes.get(METRICS, 0)
-            self.journal = Journal(self.path, self.config.logging, self.config.run.iterations, self.done, length)
-            self.journal.start(self.done, self.cluster.size, str(run.task.device), facts(run, config_hash(self.config)))
+            self.journal = open_journal(self.config, self.path, start=self.done, length=length)
+            told = facts(run, config_hash(self.config))
+            if state is not None:
+                told["differences"] = differences(self.config, state, self.cluster.size)
+            self.journal.start(self.done, self.cluster.size, str(run.task.device), told)
         run.task.prepare(needed_prompts(self.config, run.plan, self.done))
         self.cluster.wait()
         if self.hooks.on_start is not None:
@@ -182,10 +186,10 @@ class Loop:
         if run.evaluator is not None and self.evaluated_at != self.done:
             self.evaluate(run)
         self.save(run)
-        export = self.export(run)
+        exported = self.export(run)
         if self.journal is not None:
             self.journal.end(self.done, "finished")
-        return self.result("finished", metrics, export)
+        return self.result("finished", metrics, exported)
 
     def interrupted(self, run: Run, metrics: dict[str, float]) -> RunResult:
         """Save and leave; a checkpoint that is there already is enough."""
@@ -195,11 +199,11 @@ class Loop:
         return self.result("interrupted", metrics, None)
 
     def result(
-        self, status: Literal["finished", "interrupted"], metrics: dict[str, float], export: Path | None
+        self, status: Literal["finished", "interrupted"], metrics: dict[str, float], exported: Path | None
     ) -> RunResult:
         """How the run ended."""
         newest = next(reversed(checkpoints(self.path)), None)
-        return RunResult(status, self.path, self.done, metrics, newest, export, self.cluster.main)
+        return RunResult(status, self.path, self.done, metrics, newest, exported, self.cluster.main)
 
     def iteration(self, run: Run) -> dict[str, float]:
         """One iteration, its numbers written down and judged, an evaluation and a checkpoint where they are due.
@@ -256,6 +260,10 @@ class Loop:
         """Write the model as others load it, with the averaged weights where there are any."""
         if not self.config.checkpoint.export:
             return None
-        with averaged_weights(run.policies.weights, run.ema):
-            self.agreed(lambda: run.task.export(self.path / EXPORT))
+        ema, error = None if run.ema is None else run.ema.mean, None
+        try:
+            export(run.task.network, self.path / EXPORT, ema, self.cluster.main)
+        except BranchGRPOError as fault:
+            error = fault
+        self.cluster.agree(error)
         return self.path / EXPORT

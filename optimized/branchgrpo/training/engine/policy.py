@@ -120,7 +120,7 @@ def build_policies(task: Task, cluster: Cluster, kl: bool) -> Policies:
             device_ids=[cluster.device] if cluster.device.type == "cuda" else None,
             broadcast_buffers=False,
             gradient_as_bucket_view=True,
-            find_unused_parameters=task.experts > 1,
+            find_unused_parameters=task.unused,
         )
         no_sync = trained.no_sync
 

@@ -12,7 +12,7 @@ from branchgrpo.reference.options import DepthWindow
 from branchgrpo.training.checkpoint.configuration import check_config
 from branchgrpo.training.checkpoint.logs import cut_logs, log_lengths
 from branchgrpo.training.checkpoint.read import load, newest
-from branchgrpo.training.checkpoint.state import TrainState, capture, check_derived, restore
+from branchgrpo.training.checkpoint.state import TrainState, capture, check_derived, notes, restore
 from branchgrpo.training.checkpoint.write import OnStage, save
 from branchgrpo.training.config.reading import as_toml, config_hash
 from branchgrpo.training.config.schema import TrainConfig
@@ -85,6 +85,8 @@ def save_run(run: Run, folder: Path, iteration: int, on_stage: OnStage | None) -
 def find_state(config: TrainConfig, resume: bool | Path) -> TrainState | None:
     """The checkpoint to go on from: the one that is named, or the newest; None where there is none to begin with.
 
+    ``differences`` says what may make the numbers differ by rounding.
+
     Raises:
         CheckpointError: a damaged checkpoint, or one of other options.
     """
@@ -96,6 +98,11 @@ def find_state(config: TrainConfig, resume: bool | Path) -> TrainState | None:
     state = load(path)
     check_config(state, as_toml(config), config_hash(config))
     return state
+
+
+def differences(config: TrainConfig, state: TrainState, world_size: int) -> list[str]:
+    """What changed since the checkpoint without forbidding a resume: versions, processes, options of rounding."""
+    return [*notes(state, world_size), *check_config(state, as_toml(config), config_hash(config))]
 
 
 def restore_run(run: Run, state: TrainState) -> None:

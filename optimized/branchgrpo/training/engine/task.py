@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -38,7 +37,7 @@ class Task:
         lora: an adapter is trained.
         autocast: precision of the arithmetic where it is below that of the weights.
         experts: networks among which σ chooses.
-        export: writes the trained model in the form in which others load it.
+        unused: some weights may be left without a gradient by a step.
     """
 
     network: nn.Module
@@ -52,7 +51,7 @@ class Task:
     lora: bool
     autocast: torch.dtype | None
     experts: int
-    export: Callable[[Path], None]
+    unused: bool
 
 
 def check_dtype(config: TrainConfig) -> None:
