@@ -169,7 +169,7 @@ def build_run(config: TrainConfig, cluster: Cluster, plan: Outline, scores: Scor
         config.run.iterations * steps_an_iteration(method, config.update),
         Ema(policies.weights, config.ema) if config.ema.decay else None, cluster,
     )  # fmt: skip
-    return Run(config, cluster, plan, task, policies, updater, evaluator, scores if cluster.main else None)
+    return Run(config, cluster, plan, task, policies, updater, evaluator, scores)
 
 
 def facts(run: Run, config_hash: str) -> dict[str, Any]:
