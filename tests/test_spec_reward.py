@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers_judge import JudgeServer
 from helpers_rewards import Recorder, pictures
-from helpers_spec import build_tree, close, f64, load_examples, small_plan
+from helpers_spec import build_tree, f64, load_examples, small_plan
 
 from branchgrpo.conformance.clauses import clause
 from branchgrpo.optimized.reward import check_rewards as check_batched
@@ -124,16 +124,21 @@ def test_the_orders_and_their_effect_on_scale():
     values, weights = e["values"], e["weights"]
     scaled = [[per_cent["scale"] * a, b] for a, b in values]
     for order in (first, second):
-        close(combined(values, weights, order), e[order])
-        torch.testing.assert_close(combined(scaled, weights, order), f64(per_cent[order]), rtol=0, atol=EPSILON)
-        torch.testing.assert_close(
-            combined(values, doubled["weights"], order), f64(doubled[order]), rtol=0, atol=EPSILON
-        )
+        printed = ((values, weights, e), (scaled, weights, per_cent), (values, doubled["weights"], doubled))
+        for own, by, example in printed:
+            torch.testing.assert_close(combined(own, by, order), f64(example[order]), rtol=0, atol=1e-12)
         assert combined(values, weights, order).std().item() == pytest.approx(e[f"spread_of_{order}"], abs=EPSILON)
     correlation = torch.corrcoef(f64(values).T)
     assert correlation[0, 1].item() == pytest.approx(e["correlation"], abs=1e-12)
     w = f64(weights)
     assert e["spread_of_normalize_then_sum"] == pytest.approx((w @ correlation @ w).sqrt().item(), abs=1e-12)
+    unchanged = (
+        (per_cent[first], e[first]),
+        (doubled[first], (2 * f64(e[first])).tolist()),
+        (doubled[second], e[second]),
+    )
+    for found, wanted in unchanged:
+        assert found == pytest.approx(wanted, abs=EPSILON)
     assert (combined(scaled, weights, second) - combined(values, weights, second)).abs().max() > 0.5
 
 
