@@ -6,6 +6,7 @@ import logging
 import pytest
 import torch
 
+from branchgrpo.models.cache_folder import cache_directory
 from branchgrpo.models.digits import DigitsConfig
 from branchgrpo.reference.errors import OptionError
 from branchgrpo.training import digits, digits_cache, digits_data
@@ -108,4 +109,4 @@ def test_the_cache_must_be_a_directory(tmp_path, monkeypatch):
 
 def test_the_cache_is_in_the_home_by_default(monkeypatch):
     monkeypatch.delenv("BRANCHGRPO_CACHE", raising=False)
-    assert digits_cache.cache_directory().parts[-2:] == (".cache", "branchgrpo")
+    assert cache_directory().parts[-2:] == (".cache", "branchgrpo")

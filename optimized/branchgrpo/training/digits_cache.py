@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import os
 import platform
 import uuid
 from collections.abc import Callable, Sequence
@@ -17,24 +16,12 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from branchgrpo.reference.errors import OptionError
+from branchgrpo.models.cache_folder import cache_directory
 from branchgrpo.training.digits_threads import one_thread
 
 FORMAT = 1
 Network = TypeVar("Network", bound=nn.Module)
 logger = logging.getLogger(__name__)
-
-
-def cache_directory() -> Path:
-    """``$BRANCHGRPO_CACHE``, or ``~/.cache/branchgrpo``.
-
-    Raises:
-        OptionError: the variable names something that is not a directory.
-    """
-    path = Path(os.environ.get("BRANCHGRPO_CACHE") or Path.home() / ".cache" / "branchgrpo").expanduser()
-    if path.exists() and not path.is_dir():
-        raise OptionError("BRANCHGRPO_CACHE", str(path), "a directory, or a path where one can be made")
-    return path
 
 
 def cache_key(config: Any, code: Sequence[ModuleType]) -> tuple[str, dict[str, Any]]:
