@@ -100,6 +100,8 @@ LAZY = {
     "ocr": ("ocr", "OCRAccuracy.rapidocr"),
     "linear": ("analytic", "LinearReward"),
     "quadratic": ("analytic", "QuadraticReward"),
+    "colour": ("pixels", "ColourReward"),
+    "contrast": ("pixels", "ContrastReward"),
 }
 JUDGES: dict[str, Callable[..., RewardModel]] = {"judge": image_judge, "motion_judge": motion_judge}
 NAMES = (*LAZY, *JUDGES)
