@@ -167,7 +167,7 @@ class RewardConfig:
     """``[[rewards]]``: one reward model.
 
     Attributes:
-        name: ``digits``, or a name of the rewards' registry.
+        name: ``digits`` or ``digits_judge`` for the digits model, else a name of the rewards' registry.
         weight: in the sum of advantages; 0 is scored and logged and does not train.
         held_out: scored in evaluations only: it tells whether the trained ones are being hacked.
         options: of its builder, such as ``checkpoint``.

@@ -8,6 +8,9 @@ from branchgrpo.training.config.method import build_method
 from branchgrpo.training.config.policy_tables import DIGITS, DataConfig, MethodConfig, ModelConfig, RewardConfig
 from branchgrpo.training.config.step_tables import UpdateConfig
 
+OF_DIGITS = (DIGITS, "digits_judge")
+"""Rewards of the digits' images."""
+
 
 def check_method(method: MethodConfig, update: UpdateConfig) -> None:
     """The method can be built, and ``update.step_per`` means something for it."""
@@ -20,14 +23,14 @@ def check_rewards(rewards: tuple[RewardConfig, ...], model: ModelConfig) -> None
     """Names are known and told apart, one reward trains, and the digits' reward goes with the digits' model."""
     seen: set[tuple[str, object]] = set()
     for i, reward in enumerate(rewards):
-        check_name(f"rewards[{i}].name", reward.name, (DIGITS, *NAMES))
+        check_name(f"rewards[{i}].name", reward.name, (*OF_DIGITS, *NAMES))
         label = (reward.name, reward.options.get("name"))
         if label in seen:
             raise OptionError(f"rewards[{i}].name", reward.name, "named once, or told apart by options.name")
         seen.add(label)
-        if (reward.name == DIGITS) != (model.source == DIGITS):
-            legal = f"{DIGITS!r}, which scores the 8 × 8 images of model.source = 'digits'"
-            other = f"a reward of decoded images: 'digits' goes with model.source = 'digits', not {model.source!r}"
+        if (reward.name in OF_DIGITS) != (model.source == DIGITS):
+            legal = f"{' or '.join(OF_DIGITS)}, which score the 8 × 8 images of model.source = 'digits'"
+            other = f"a reward of decoded images: {reward.name} goes with model.source = 'digits', not {model.source!r}"
             raise OptionError(f"rewards[{i}].name", reward.name, legal if model.source == DIGITS else other)
     if not any(reward.trains for reward in rewards):
         found = tuple((reward.name, reward.weight, reward.held_out) for reward in rewards)
@@ -42,7 +45,6 @@ def check_model(model: ModelConfig) -> None:
             "lora": model.lora,
             "gradient_checkpointing": model.gradient_checkpointing,
             "prompt_cache": model.prompt_cache,
-            "options": dict(model.options),
         }
         for name, value in unused.items():
             if value:
