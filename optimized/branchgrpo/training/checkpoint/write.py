@@ -1,7 +1,6 @@
 """Write a checkpoint so that whatever happens, the folder of its name is complete or absent."""
 
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
@@ -131,5 +130,3 @@ def write_text(path: Path, text: str) -> None:
     """Write UTF-8 without translating line ends."""
     with path.open("w", encoding="utf-8", newline="") as stream:
         stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
