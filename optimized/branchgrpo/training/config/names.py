@@ -51,7 +51,7 @@ def preset_document(name: str) -> dict[str, Any]:
         listed = f"one of {', '.join(methods())}, alone or with @{', @'.join(twins())}"
         raise OptionError("preset", name, f"{close!r}?" if close else listed)
     method, _, twin = name.partition("@")
-    published = on_its_base(file_of("methods", method), FOLDER, 0)
+    published = on_its_base(file_of("methods", method), FOLDER / "methods", 0)
     if not twin:
         return published
     document = dict(file_of("twins", twin))

@@ -31,7 +31,8 @@ class MonitorsConfig:
         kl: to the frozen reference, above.
         advantage_spread: smallest std of a depth's advantages, below.
         reward_spread: std of the rewards within a tree, its mean over trees, below.
-        effective_sample_size: of path weights at the roots over the leaves, below.
+        effective_sample_size: of path weights at the roots over the leaves, 0 where one leaf has all, 1 where all share
+            equally, below.
         degenerate_groups: share of trees whose rewards are all equal, above.
         gradient_norm: before clipping, above.
         diversity: mean distance of a tree's leaves over that of the first iteration's, below.
