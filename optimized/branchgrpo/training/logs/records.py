@@ -95,6 +95,7 @@ def evaluation_record(
         "time": time,
         "metrics": dict(metrics),
         "held_out": held,
+        "trained": {s.name: s.weight for s in evaluation.scored if s.name not in held},
         "prompts": evaluation.by_prompt(),
         "weights": "ema" if averaged else "trained",
         "grid": grid,
