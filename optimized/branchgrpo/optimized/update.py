@@ -1,7 +1,7 @@
 """Parameter gradients of the objective, in bounded memory (spec: objective)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -83,17 +83,22 @@ def check_update(
         raise InputError("reference_model", given, "given if and only if objective.kl > 0")
 
 
-def trained_weights(
-    trees: Sequence[Tree], kept: Sequence[Masks], options: Objective, ranks: Ranks | None = None
-) -> dict[int, float]:
-    """Step weights over the steps that the whole update trains.  Clause: OBJ-6."""
+def trained_stds(trees: Sequence[Tree], kept: Sequence[Masks], ranks: Ranks | None = None) -> dict[int, float]:
+    """Std of every step that these trees train, or those of all ranks.  Clause: OBJ-6."""
     stds = {
         step: tree.stds[step]
         for tree, masks in zip(trees, kept, strict=True)
         for step, mask in trainable_masks(tree.plan, masks).items()
         if bool(mask.any())
     }
-    return step_weights(stds if ranks is None else ranks.merged(stds), options.edge_weights)
+    return stds if ranks is None else ranks.merged(stds)
+
+
+def trained_weights(
+    trees: Sequence[Tree], kept: Sequence[Masks], options: Objective, ranks: Ranks | None = None
+) -> dict[int, float]:
+    """Step weights over the steps that the whole update trains.  Clause: OBJ-6."""
+    return step_weights(trained_stds(trees, kept, ranks), options.edge_weights)
 
 
 def objective(
@@ -157,6 +162,7 @@ def accumulate_gradients(
     micro_batch: int | None = None,
     reference_model: VelocityModel | None = None,
     total_trees: int | None = None,
+    all_stds: Mapping[int, float] | None = None,
     parallel: Parallel | None = None,
 ) -> UpdateStats:
     """Add the gradient of −J to the model's parameters, one forward and backward a parent.
@@ -169,6 +175,8 @@ def accumulate_gradients(
         micro_batch: most parents a forward/backward; None takes all at once.
         total_trees: trees that J averages over, where these are some of them only; None counts these, or those of
             all ranks.
+        all_stds: ``trained_stds`` of the whole update, where these are some of its trees only; None takes these trees',
+            or those of all ranks.
         parallel: several processes: same number of micro-batches on each, one objective, one verdict.
 
     Returns:
@@ -191,7 +199,8 @@ def accumulate_gradients(
     else:
         if ranks is not None:
             ranks.agree(None)
-    weights = trained_weights(trees, kept, options, ranks)
+    stds = trained_stds(trees, kept, ranks) if all_stds is None else all_stds
+    weights = step_weights(stds, options.edge_weights)
     scale = objective_scale(trees, total_trees, parallel)
     batches = list(micro_batches(work, micro_batch))
     rounds = len(batches) if ranks is None else ranks.largest(len(batches))

@@ -32,6 +32,17 @@ class AnotherRankFailed(SystemExit):
         super().__init__(1)
 
 
+class LostProcess(BranchGRPOError):
+    """Another process of the run ended without saying why."""
+
+
+def lost(error: BaseException) -> bool:
+    """Whether an error says no more than that another process does not answer."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection closed"))
+    )
+
+
 class FailureBoard:
     """Where the first process that fails leaves its name, and where all others look every half second.
 
@@ -113,9 +124,14 @@ class Cluster:
 
     def silence(self, error: BaseException) -> BaseException:
         """What this process raises for its error: the error itself where it is the first to fail."""
-        if self.board is None or isinstance(error, AnotherRankFailed) or self.board.first():
+        if self.board is None or isinstance(error, AnotherRankFailed):
             return error
-        return AnotherRankFailed()
+        if not self.board.first():
+            return AnotherRankFailed()
+        if lost(error):
+            legal = "running until the end; its own output, or the system's log (out of memory), says why it ended"
+            return LostProcess("another process", str(error).splitlines()[0][:200], legal)
+        return error
 
     def close(self, failed: bool = False) -> None:
         """Leave the process group; after a failure without waiting for anybody."""

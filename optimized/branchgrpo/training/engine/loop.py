@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from branchgrpo.reference.errors import BranchGRPOError
+from branchgrpo.training.checkpoint.errors import told_of_disk
 from branchgrpo.training.checkpoint.export import export
 from branchgrpo.training.checkpoint.layout import steps as checkpoints
 from branchgrpo.training.checkpoint.state import TrainState
@@ -110,22 +112,33 @@ class Loop:
         """Prepare, iterate, end; the folder is locked meanwhile."""
         plan = outline(self.config, self.cluster)
         check_logging(self.config.logging)
-        folder = self.locked()
+        folder, failed = self.locked(), True
         try:
             state = self.agreed(lambda: find_state(self.config, self.resume))
             run = build_run(self.config, self.cluster, plan, ScoreFile(self.path) if self.scores else None)
             self.prepare(run, state)
-            return self.iterations(run)
+            result = self.iterations(run)
+            failed = False
+            return result
         except BaseException as error:
-            if self.journal is not None and not isinstance(error, SystemExit):
-                reason = "stopped" if isinstance(error, MonitorStop) else "failed"
-                self.journal.end(self.done, reason, f"{type(error).__name__}: {error}")
-            raise
+            told = told_of_disk(self.path, error)
+            self.last_words(told)
+            if told is error:
+                raise
+            raise told from error
         finally:
-            if self.journal is not None:
-                self.journal.close()
+            with suppress(OSError) if failed else nullcontext():  # a full disk has been reported
+                if self.journal is not None:
+                    self.journal.close()
             if folder is not None:
                 folder.release()
+
+    def last_words(self, error: BaseException) -> None:
+        """Note down why the run ends, if the log can still be written."""
+        if self.journal is not None and not isinstance(error, SystemExit):
+            reason = "stopped" if isinstance(error, MonitorStop) else "failed"
+            with suppress(OSError):
+                self.journal.end(self.done, reason, f"{type(error).__name__}: {error}")
 
     @property
     def scores(self) -> bool:

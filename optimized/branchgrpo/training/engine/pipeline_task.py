@@ -70,12 +70,12 @@ def quiet() -> Iterator[None]:
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
-    diffusers_logging.disable_progress_bar()
+    diffusers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        diffusers_logging.enable_progress_bar()
+        diffusers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
         transformers_logging.enable_progress_bar()
 
 

@@ -1,5 +1,6 @@
 """The policy as the rollout and the update call it: autocast, DDP, FSDP2, and the frozen reference."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ def shard(network: nn.Module, cluster: Cluster) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    # Nothing changes a velocity in place, which is all that the warning is about.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = init_device_mesh(cluster.device.type, (cluster.size,))
     for module in list(network.modules()):
         if isinstance(module, nn.ModuleList):
@@ -118,7 +121,7 @@ def build_policies(task: Task, cluster: Cluster, kl: bool) -> Policies:
         trained = nn.parallel.DistributedDataParallel(
             network,
             device_ids=[cluster.device] if cluster.device.type == "cuda" else None,
-            broadcast_buffers=False,
+            forward_sync_buffers=False,
             gradient_as_bucket_view=True,
             find_unused_parameters=task.unused,
         )

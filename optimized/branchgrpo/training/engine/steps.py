@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from branchgrpo.optimized.update import Parallel, UpdateStats, accumulate_gradients
+from branchgrpo.optimized.update import Parallel, UpdateStats, accumulate_gradients, trained_stds
 from branchgrpo.reference.errors import OptionError
 from branchgrpo.reference.family import PlanFamily
 from branchgrpo.reference.method import Method
@@ -98,6 +98,7 @@ class Updater:
         Clause: OBJ-7.
         """
         total = self.cluster.size * sum(len(o.tree.prompts) * o.tree.plan.roots for o in group)
+        stds = trained_stds([o.tree for o in group], [o.kept for o in group], self.cluster.ranks)
         found = []
         for i, part in enumerate(parts):
             mine = [o for o in group if o.part == i]
@@ -118,6 +119,7 @@ class Updater:
                         micro_batch=self.config.micro_batch or None,
                         reference_model=self.policies.reference,
                         total_trees=total,
+                        all_stds=stds,
                         parallel=parallel,
                     )
                 )
