@@ -217,10 +217,11 @@ def written(journal: Journal) -> list[dict[str, Any]]:
 
 
 def play(journal: Journal, first: int = 0) -> None:
-    """A start, an evaluation, two iterations, an end."""
+    """A start, at the very beginning an evaluation, two iterations, an evaluation, an end."""
     journal.start(first, 2, "cpu", {"config_hash": "abc"})
     found = evaluation()
-    journal.evaluation(first, found, found.metrics({}), [], 0.5, True)
+    if first == 0:
+        journal.evaluation(first, found, found.metrics({}), [], 0.5, True)
     for i in (first, first + 1):
         journal.iteration(i, {"reward/hps/mean": 0.1 * i, "kl": math.nan}, {"rollout": 1.0}, [WARNING])
     journal.end(first + 2, "finished")
@@ -265,18 +266,27 @@ def test_progress_goes_to_standard_error(tmp_path: Path, capfd: pytest.CaptureFi
 
 
 def test_tensorboard_has_numbers_and_pictures_and_a_resumed_run_hides_what_is_cut_off(tmp_path: Path) -> None:
+    """By iterations done: what belongs to the checkpoint stays, its evaluation too; what came after it is hidden."""
     pytest.importorskip("tensorboard", reason="the extra [training] brings TensorBoard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = run_config(tmp_path, progress=False, tensorboard=True)
-    play(open_journal(config, tmp_path))
+    lost = open_journal(config, tmp_path)
+    play(lost)
+    early = open_journal(config, tmp_path)  # killed before its first checkpoint: everything anew
+    early.iteration(0, {"reward/hps/mean": 0.0}, {})
+    found = evaluation()
+    early.evaluation(1, found, found.metrics({}), [], 0.5, True)
+    early.iteration(1, {"reward/hps/mean": 9.0}, {})
+    early.evaluation(2, found, found.metrics({}), [], 0.5, True)
+    early.close()
     play(open_journal(config, tmp_path, start=1, length=0), first=1)
-    found = EventAccumulator(str(tmp_path / "tensorboard"))
-    found.Reload()
-    values = [(event.step, event.value) for event in found.Scalars("reward/hps/mean")]
-    assert values == [(0, 0.0), (1, pytest.approx(0.1)), (2, pytest.approx(0.2))]
-    assert [event.step for event in found.Images("samples")] == [0, 1]
-    assert "evaluation/judge/mean" in found.Tags()["scalars"]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    values = [(event.step, event.value) for event in events.Scalars("reward/hps/mean")]
+    assert values == [(1, 0.0), (2, pytest.approx(0.1)), (3, pytest.approx(0.2))]
+    assert [event.step for event in events.Images("samples")] == [1]
+    assert [event.step for event in events.Scalars("evaluation/judge/mean")] == [1]
 
 
 @pytest.mark.parametrize(
@@ -343,7 +353,7 @@ def test_wandb_is_told_everything_and_a_resumed_run_keeps_its_id(
     assert first.asked["config"]["run"]["iterations"] == 8
     assert (second.asked["id"], second.asked["resume"]) == ("made-up", "allow")
     assert (0, {"samples": ("image", str(tmp_path / "grids" / "step-000000.png"))}) in first.logged
-    assert [step for step, values in second.logged if "reward/hps/mean" in values] == [1, 2]
+    assert [step for step, values in second.logged if "reward/hps/mean" in values] == [2, 3]
     assert first.finished
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         assert Path(os.environ[name]).is_relative_to(tmp_path)

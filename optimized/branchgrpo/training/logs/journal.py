@@ -74,10 +74,10 @@ class Journal:
         seconds: Mapping[str, float],
         findings: Sequence[Finding] = (),
     ) -> None:
-        """Note down one iteration (its index, from 0)."""
+        """Note down one iteration (its index, from 0); boards count the iterations that are done, as evaluations do."""
         self.lines.write(iteration_record(iteration, self.clock(), metrics, seconds, findings))
         for board in self.boards:
-            board.numbers(iteration, {**metrics, **{f"seconds/{name}": value for name, value in seconds.items()}})
+            board.numbers(iteration + 1, {**metrics, **{f"seconds/{name}": value for name, value in seconds.items()}})
         if self.progress is not None:
             self.progress.findings(iteration, findings)
             self.progress.iteration(iteration + 1, metrics)

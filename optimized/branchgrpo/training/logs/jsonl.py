@@ -73,8 +73,10 @@ class JsonLines:
     def close(self) -> None:
         """Write everything to disk and close."""
         if not self.file.closed:
-            self.length()
-            self.file.close()
+            try:
+                self.length()
+            finally:
+                self.file.close()
 
 
 def ends_a_line(path: Path, length: int) -> bool:

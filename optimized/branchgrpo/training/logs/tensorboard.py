@@ -19,14 +19,15 @@ def require_tensorboard() -> None:
 
 
 class TensorBoard:
-    """Numbers, and sample grids as images, by iteration; a resumed run hides what came after its checkpoint."""
+    """Numbers, and sample grids as images, by iterations done; a resumed run hides what came after its checkpoint."""
 
     def __init__(self, folder: Path, start: int = 0) -> None:
         """Open new event files in ``folder/tensorboard``.
 
         Args:
             folder: of the run.
-            start: the first iteration to come; later points of earlier processes are hidden.
+            start: iterations that are done; later points of earlier processes are hidden, and of a run that begins
+                all of them.
 
         Raises:
             OptionError: TensorBoard is not installed.
@@ -34,7 +35,7 @@ class TensorBoard:
         require_tensorboard()
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer: Any = SummaryWriter(str(folder / FOLDER), purge_step=start or None)
+        self.writer: Any = SummaryWriter(str(folder / FOLDER), purge_step=start + 1 if start else 0)
 
     def numbers(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Write scalars; NaN and ±∞ are shown as they are."""
