@@ -74,3 +74,7 @@ def complain(message: str, code: int = 2) -> int:
     """Print one line to standard error and hand back the exit code."""
     print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+if __name__ == "__main__":  # torchrun -m branchgrpo.cli.main
+    sys.exit(main())

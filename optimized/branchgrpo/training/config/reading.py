@@ -112,7 +112,13 @@ def as_toml(config: TrainConfig) -> str:
     """Every option as TOML; ``config_from`` of what it says is equal to ``config``."""
     import tomlkit
 
-    return HEADER + tomlkit.dumps(without_none(asdict(config)))
+    return HEADER + tomlkit.dumps(as_tables(config))
+
+
+def as_tables(config: TrainConfig) -> dict[str, Any]:
+    """Every option as nested tables of text, numbers, flags and lists."""
+    tables: dict[str, Any] = without_none(asdict(config))
+    return tables
 
 
 def without_none(value: Any) -> Any:
