@@ -15,7 +15,7 @@ from branchgrpo.training.checkpoint.state import TrainState
 from branchgrpo.training.checkpoint.write import OnStage
 from branchgrpo.training.config.reading import config_hash, write_config
 from branchgrpo.training.config.schema import TrainConfig
-from branchgrpo.training.engine.distributed import Cluster, start_cluster
+from branchgrpo.training.engine.distributed import Cluster, early_board, spoken, start_cluster
 from branchgrpo.training.engine.interrupt import Interrupts
 from branchgrpo.training.engine.run import Run, build_run, facts, needed_prompts, outline
 from branchgrpo.training.engine.run_folder import CONFIG, EXPORT, METRICS, RunFolder, open_run_folder
@@ -78,20 +78,20 @@ def train(config: TrainConfig, *, resume: bool | Path = False, hooks: Hooks | No
         BranchGRPOError: of any kind; with several processes one of them raises it, the others ``AnotherRankFailed``.
         MonitorStop: a monitor ended the run, which was saved before.
     """
-    cluster = start_cluster(config.run)
-    failed = True
+    board, cluster = early_board(), None
     try:
         with Interrupts() as interrupts:
+            cluster = start_cluster(config.run, board)
             result = Loop(config, cluster, resume, hooks or Hooks(), interrupts).run()
-        failed = False
-        return result
     except BaseException as error:
-        spoken = cluster.silence(error)
-        if spoken is error:
+        told = spoken(board if cluster is None else cluster.board, error)
+        if cluster is not None:
+            cluster.close(failed=True)
+        if told is error:
             raise
-        raise spoken from error
-    finally:
-        cluster.close(failed)
+        raise told from error
+    cluster.close()
+    return result
 
 
 class Loop:
@@ -226,8 +226,10 @@ class Loop:
         """
         number = self.done
         measured = run.iterate(number)
+        start = time.perf_counter()
         metrics = run.metrics(measured)
         findings = judge(metrics, self.config.monitors)
+        measured.seconds["monitors"] = time.perf_counter() - start
         self.done += 1
         if self.journal is not None:
             self.journal.iteration(number, metrics, measured.seconds, findings)

@@ -96,14 +96,20 @@ def spread_tally(part: Part, weights: Sequence[float], options: Normalization) -
     Depths whose groups hold a single node are left out: they have no spread to lose.
     """
     plan, w = part.tree.plan, torch.tensor(list(weights), dtype=torch.float64)
-    tally: Tally = {}
+    groups = group_count(plan, options)
+    by_size: dict[int, list[int]] = {}
     for step in plan.trainable_steps:
-        values = grouped(part.values[step + 1] @ w, group_count(plan, options))
-        if values.shape[1] > 1:
-            name = depth_name(step + 1)
-            tally[f"advantage/{name}"] = Moments.of(part.advantages[step + 1])
-            tally[f"value_spread/{name}"] = Moments.of(values.std(dim=1, correction=0))
-    return tally
+        if plan.roots * plan.level_sizes[step + 1] > groups:
+            by_size.setdefault(plan.level_sizes[step + 1], []).append(step + 1)
+    tally: Tally = {}
+    for depths in by_size.values():  # depths of one size in one go
+        values = torch.stack([part.values[depth] for depth in depths]) @ w
+        spread = torch.unflatten(values, 2, (groups, -1)).std(dim=3, correction=0).flatten(1)
+        advantages = torch.stack([part.advantages[depth] for depth in depths]).flatten(1)
+        for depth, of_advantages, of_spread in zip(depths, Moments.rows(advantages), Moments.rows(spread), strict=True):
+            tally[f"advantage/{depth_name(depth)}"] = of_advantages
+            tally[f"value_spread/{depth_name(depth)}"] = of_spread
+    return dict(sorted(tally.items()))
 
 
 def path_weights(tree: Tree, options: Fusion) -> Float64[Tensor, "prompts roots leaves"]:

@@ -36,6 +36,14 @@ class Moments:
         found = torch.stack([mean, (values - mean).square().sum(), values.min(), values.max()]).tolist()
         return cls(len(values), *found)
 
+    @classmethod
+    def rows(cls, table: Tensor) -> list["Moments"]:
+        """Moments of every row of a table with at least one column, in one go."""
+        values = table.detach().double()
+        mean = values.mean(dim=1, keepdim=True)
+        columns = [mean.squeeze(1), (values - mean).square().sum(dim=1), values.amin(dim=1), values.amax(dim=1)]
+        return [cls(values.shape[1], *row) for row in torch.stack(columns, dim=1).tolist()]
+
     def __add__(self, other: "Moments") -> "Moments":
         """Moments of the union (Chan's parallel update)."""
         if self.count == 0 or other.count == 0:

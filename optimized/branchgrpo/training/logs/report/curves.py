@@ -150,18 +150,14 @@ def monitor_svg(history: History, monitor: str, key: str, kind: str) -> str | No
 
 
 def draw_limits(axes: Axes, limits: Mapping[str, float], side: str) -> None:
-    """Thresholds as lines, and the side beyond them shaded, as far as the picture reaches."""
+    """Thresholds as lines within the picture, and the side beyond the first of them shaded."""
     low, high = axes.get_ylim()
+    linear = axes.get_yscale() == "linear"
+    if limits:
+        low, high = min(low, *limits.values()), max(high, *limits.values())
+        room = 0.08 * (high - low) if linear else 0.0
+        axes.set_ylim(low - room if linear else low / 1.5, high + room if linear else high * 1.5)
     for level, value in limits.items():
-        near = max(high, 0.0) * 2.5 >= value >= low * 0.4 if axes.get_yscale() == "linear" else True
-        if not near:
-            text = f"{level} {side} {value:g}"
-            where = 0.96 if side == "above" else 0.06
-            axes.text(
-                0.99, where, text, transform=axes.transAxes, ha="right", fontsize=8, color=GREY,
-                va="top" if side == "above" else "bottom",
-            )  # fmt: skip
-            continue
         colour = ORANGE if level == "warn" else RED
         axes.axhline(value, color=colour, linewidth=1.2, linestyle="--")
         axes.annotate(
@@ -169,9 +165,6 @@ def draw_limits(axes: Axes, limits: Mapping[str, float], side: str) -> None:
             fontsize=8, color=colour, va="center",
         )  # fmt: skip
         bottom, top = axes.get_ylim()
-        margin = 0.05 * (top - bottom) if axes.get_yscale() == "linear" else 0.0
-        bottom, top = min(bottom, value - margin), max(top, value + margin)
+        beyond = (value, top) if side == "above" else (bottom, value)
+        axes.axhspan(*beyond, color=colour, alpha=0.07, linewidth=0)
         axes.set_ylim(bottom, top)
-        axes.axhspan(value, top, color=colour, alpha=0.06, linewidth=0) if side == "above" else axes.axhspan(
-            bottom, value, color=colour, alpha=0.06, linewidth=0
-        )

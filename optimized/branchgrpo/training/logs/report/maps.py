@@ -2,6 +2,7 @@
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from branchgrpo.training.demo.figures import style, svg_of
 from branchgrpo.training.logs.report.curves import GREY, MOST, ORANGE, RED, mark_resumes, thin
@@ -13,6 +14,7 @@ PHASE_COLOURS = {
     "reward": "#E69F00",
     "tail": "#CC79A7",
     "update": "#009E73",
+    "monitors": "#D55E00",
     "costly": "#8b93a1",
     "other": "#56B4E9",
 }
@@ -41,13 +43,14 @@ def depth_svg(history: History, prefix: str, label: str) -> str | None:
             chosen = values[columns == column]
             if np.isfinite(chosen).any():
                 table[int(name) - depths[0], column] = np.nanmean(chosen)
-    figure = Figure(figsize=(11.0, min(6.0, 1.3 + 0.22 * len(depths))))
+    figure = Figure(figsize=(11.0, min(4.5, 1.4 + 0.12 * len(depths))))
     axes = figure.subplots()
     extent = (-0.5, last + 0.5, depths[-1] + 0.5, depths[0] - 0.5)
     image = axes.imshow(table, aspect="auto", interpolation="none", extent=extent, cmap="viridis")
     axes.set_facecolor("#eceff3")
     axes.set_xlabel("iteration")
     axes.set_ylabel("depth")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     figure.colorbar(image, label=label, pad=0.015)
     figure.tight_layout()

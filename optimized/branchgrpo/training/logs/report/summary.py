@@ -10,7 +10,7 @@ from branchgrpo.training.logs.report.history import History
 SIGNIFICANT = 2.0
 """Standard errors from which a change is called one."""
 
-LOOP = ("tail", "other")
+LOOP = ("tail", "monitors", "other")
 """Phases that are the loop's own work: neither sampling, nor scoring, nor the update."""
 
 
