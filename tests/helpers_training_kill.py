@@ -4,6 +4,7 @@ It imports everything once, then forks a run for every line of JSON that it read
 answers with a line: the import would cost more than a run.
 """
 
+import copy
 import json
 import os
 import random
@@ -84,7 +85,7 @@ def config_of(job: Job) -> Any:
             "optimizer": {"learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 3, "weight_decay": 0.1},
             "ema": {"decay": 0.8, "every": 2},
             "evaluation": {"every": 6, "samples": 1, "steps": 2, "grid": 0},
-            "checkpoint": {"every": EVERY, "keep": 2, "export": False},
+            "checkpoint": {"every": EVERY, "keep": 2},
             "logging": {"progress": False, "scores": True},
         }
     )  # fmt: skip
@@ -191,6 +192,21 @@ def carry_out(job: Job) -> Ended:
     return Ended(codes, done + 1, end - started, ready or 0.0, end - killed)
 
 
+def small_digits() -> None:
+    """From here on this process trains a digits network of 1,704 weights that nobody has pretrained."""
+    import torch
+
+    from branchgrpo.models.digits import DigitsConfig, DigitsVelocity
+    from branchgrpo.rewards.digits import DigitClassifier
+    from branchgrpo.training.engine import digits_task
+
+    torch.manual_seed(1)
+    network, classifier = DigitsVelocity(DigitsConfig(8, 8, 1, 4)).eval(), DigitClassifier(2).eval()
+    torch.nn.init.normal_(network.output.weight)
+    digits_task.pretrained_generator = lambda *_: copy.deepcopy(network)
+    digits_task.pretrained_classifier = lambda *_: classifier
+
+
 def serve() -> None:
     """Import, make the digits as small as they get, then answer until the input ends."""
     import accelerate  # noqa: F401
@@ -201,16 +217,9 @@ def serve() -> None:
     import torch.distributed.fsdp
 
     import branchgrpo.training.engine.loop  # noqa: F401
-    from branchgrpo.models.digits import DigitsConfig, DigitsVelocity
-    from branchgrpo.rewards.digits import DigitClassifier
-    from branchgrpo.training.engine import digits_task
 
     torch.set_num_threads(1)
-    torch.manual_seed(1)
-    network, classifier = DigitsVelocity(DigitsConfig(8, 8, 1, 4)).eval(), DigitClassifier(2).eval()
-    torch.nn.init.normal_(network.output.weight)
-    digits_task.pretrained_generator = lambda *_: network
-    digits_task.pretrained_classifier = lambda *_: classifier
+    small_digits()
     answer({"ready": True})
     for line in sys.stdin:
         answer(asdict(carry_out(Job(**json.loads(line)))))

@@ -5,14 +5,13 @@ import json
 import os
 import pickle
 import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from helpers_checkpoint_disk import on_a_disk_of_its_own
 from helpers_checkpoints import (
     CONFIG,
     Quantised,
@@ -247,27 +246,6 @@ def test_a_negative_count_is_refused(tmp_path: Path) -> None:
 
 
 # ---- disks -----------------------------------------------------------------------------------------------------------
-
-
-def on_a_disk_of_its_own(kind: str, folder: Path) -> dict:
-    """Run the helper inside a mount namespace; without the right to one, skip and say so."""
-    unshare = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--mount", "--map-root-user"]
-    script = Path(__file__).with_name("helpers_checkpoint_disk.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(
-            [*unshare, sys.executable, str(script), kind, str(folder)],
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=False,
-        )
-    except FileNotFoundError:
-        pytest.skip("no `unshare` here: the full and read-only disks are simulated in the other tests alone")
-    if done.returncode == 77 or "unshare failed" in done.stderr:
-        pytest.skip("no right to mount here: the full and read-only disks are simulated in the other tests alone")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def test_a_full_disk_costs_the_new_checkpoint_only(tmp_path: Path) -> None:

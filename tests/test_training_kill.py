@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers_checkpoint_disk import on_a_disk_of_its_own
 from helpers_checkpoints import all_equal
 from helpers_training_kill import EVERY, ITERATIONS, Ended, ForkServer, Job, config_of, moments
 from safetensors.torch import load_file, save_file
 
 from branchgrpo.training.checkpoint import layout, read, write
+from branchgrpo.training.checkpoint.export import load_digits
 from branchgrpo.training.checkpoint.state import TrainState
 from branchgrpo.training.config.method import build_method
 
@@ -213,6 +215,28 @@ def test_a_sharded_run_resumes_on_as_many_ranks_and_on_one(
     assert (state.world_size, read.load(whole_sharded[0] / "checkpoints" / FINAL[-1]).world_size) == (1, 2)
     for name, weight in single.weights.items():
         torch.testing.assert_close(state.weights[name], weight, rtol=0.0, atol=1e-4, msg=name)
+
+
+# ---- a full disk, and the export -------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fills_up_during_a_run_costs_what_came_after_the_last_checkpoint(tmp_path: Path) -> None:
+    found = on_a_disk_of_its_own("full-run", tmp_path)
+    for moment, iteration in (("log", 3), ("save", 3)):
+        assert "No space left on device" in found[moment]["message"]
+        assert str(tmp_path / "run") in found[moment]["message"]
+        assert f"step-{iteration:06d}" in found[moment]["message"]
+        assert found[moment]["newest"] == iteration
+    assert found["room again"] == ["finished", ITERATIONS, str(tmp_path / "run" / "export")]
+
+
+def test_the_average_is_exported_from_whole_and_from_sharded_weights(
+    whole: tuple[Path, Ended], whole_sharded: tuple[Path, Ended]
+) -> None:
+    for folder, _ in (whole, whole_sharded):
+        state = read.load(folder / "checkpoints" / FINAL[-1])
+        assert state.ema is not None
+        assert all_equal(load_digits(folder / "export").state_dict(), state.ema)
 
 
 # ---- the comparison itself can fail ----------------------------------------------------------------------------------
