@@ -1,5 +1,7 @@
 """Plan families: shared anchors, noise at step k alone, granular advantages, exact laws of the children."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,13 @@ def test_one_granularity_is_a_plan_with_one_split(subject, judge, family, prompt
 
 @clause("SING-2", "GRAN-1")
 def test_children_have_their_exact_law(sampler, source, scale, judge):
+    """λ = 2 carries the children of λ = 1 (SING-3) along another continuation, against that continuation's own law.
+
+    Right code therefore has the p-values of λ = 1 again: mean and variance, two steps, two sources, so eight of a run's
+    p-values repeat others.  Bonferroni holds for p-values however they depend, so they cost level and nothing else, and
+    a wrong continuation (GRAN-1) or other children (SING-3) move them alone.
+    """
     kernel = Kernel(KernelKind.FLOW_SDE, 0.7)
     family = PlanFamily(shifted_schedule(8), kernel, (0, 2), group=2, granularities=(1, 2))
-    judge(checks.child_law(sampler, family, source.noise, max(400, int(48_000 * scale))))
+    found = checks.child_law(sampler, family, source.noise, max(400, int(48_000 * scale)))
+    judge(replace(f, name=f.name.replace(", child", f", {source.name} noise, child", 1)) for f in found)

@@ -3,13 +3,17 @@
 Every fault is one change away from right; the same check passes on the implementation without it.
 """
 
+from contextlib import contextmanager
 from dataclasses import replace
 
+import jaxtyping
+import numpy as np
 import pytest
 import torch
 
 from branchgrpo.conformance.adapters.optimized import OptimizedImplementation
-from branchgrpo.properties.checks import laws, noise, objective, rollout, singular, values
+from branchgrpo.oracle.reward import linear_reward
+from branchgrpo.properties.checks import laws, noise, objective, rollout, singular, values, z_scored
 from branchgrpo.properties.findings import failures
 from branchgrpo.properties.networks import Elementwise, Network
 from branchgrpo.properties.sources import MaskedNoise, RenamedNoise
@@ -103,6 +107,41 @@ class WrongSet(OptimizedImplementation):
         return super().normalize(plan, values, weights, replace(options, mean_scope="prompt"))
 
 
+class PopulationStd(OptimizedImplementation):
+    """Advantages over √(mean of squares), Bessel's correction left out."""
+
+    def normalize(self, plan, values, weights, options):
+        return super().normalize(plan, values, weights, replace(options, bessel=False))
+
+
+class BatchStd(OptimizedImplementation):
+    """Advantages over the std of all prompts where the tree's was asked for."""
+
+    def normalize(self, plan, values, weights, options):
+        return super().normalize(plan, values, weights, replace(options, std_scope="batch"))
+
+
+class SiblingScores(OptimizedImplementation):
+    """Advantages over the children of one parent, not over the depth: the wrong set below a second split."""
+
+    def normalize(self, plan, values, weights, options):
+        levels = [super().normalize(plan, values, weights, options)[0]]
+        for depth, factor in enumerate(plan.branching, start=1):
+            level = values[depth]
+            families = level.reshape(-1, max(factor, 2) if level.shape[1] > 1 else 1)
+            centred = families - families.mean(dim=1, keepdim=True)
+            std = families.std(dim=1, keepdim=True) if families.shape[1] > 1 else torch.ones_like(centred)
+            levels.append((centred / std).reshape(level.shape[:2]))
+        return tuple(levels)
+
+
+class OnePercent(OptimizedImplementation):
+    """Advantages, and with them every factor φ, one per cent too large."""
+
+    def normalize(self, plan, values, weights, options):
+        return tuple(1.01 * level for level in super().normalize(plan, values, weights, options))
+
+
 class Leak(OptimizedImplementation):
     """Pruned edges stay in the loss."""
 
@@ -180,6 +219,23 @@ def normalised(implementation):
     return values.normalised_as_defined(Subject(implementation), PLAN, levels, (1.0,), Normalization())
 
 
+@contextmanager
+def untyped():
+    """Shape checks off, as in `properties/`: one a draw of four thousand prompts would be most of the time."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def z_scores(implementation):
+    plan, reward = tree_plan(3, SDE, splits=(0, 1), branching=2, spread=4.0), linear_reward(np.array([-1.3]))
+    with untyped():
+        return z_scored.z_scored_findings(Subject(implementation), plan, reward, "depth_mean", "fault")
+
+
 def update(implementation):
     model = Network((2,), 4)
     subject = Subject(implementation)
@@ -219,6 +275,10 @@ CASES = [
     (ForgottenRounding, on_policy, "ratio 1 on policy"),
     (WrongLeaf, fused, "as defined"),
     (WrongSet, normalised, "as defined"),
+    (PopulationStd, z_scores, "z-scores"),
+    (BatchStd, z_scores, "z-scores"),
+    (SiblingScores, z_scores, "z-scores"),
+    (OnePercent, z_scores, "z-scores"),
     (Leak, parity, "gradient parity"),
     (Leak, edgewise, "leak nothing"),
     (SlightLeak, parity, "gradient parity"),

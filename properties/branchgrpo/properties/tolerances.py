@@ -28,6 +28,11 @@ of the terms, which is a few times the result."""
 CUBATURE_SQUARED = 1e-10
 """Second moments by the same rule: a difference of two such numbers, one digit more."""
 
+Z_SCORED = 1e-11
+"""Expected gradients with z-scores, by a rule in the direction of the contrasts, against ORACLE-23's integral: the sum
+over points, as for ``CUBATURE``, 2e-12; the 1,441 terms of the oracle's trapezoid rule, 1,441·u = 2e-13; z-scores of
+values 10² times as large as their contrasts, 10²·u = 1e-14; the rule's truncation, a few u by its choice of points."""
+
 FINITE_DIFFERENCE = 1e-6
 """Central difference against autograd, relative: step h = 1e-5 has truncation h²/6·f‴ ≈ 1e-10 f‴ and roundoff
 u·|J|/h ≈ 1e-11·|J|; f‴ up to 10³ where the ratio is exponential in the parameter."""
