@@ -1,5 +1,8 @@
 """Counts of presets as JSON data and as tables."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -47,7 +50,7 @@ def shown(value: str | int | float) -> str:
     return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
 
 
-def print_one(result: Row, method: Method, iteration: int) -> None:
+def print_one(result: Mapping[str, Any], method: Method, iteration: int) -> None:
     """Print the counts of one preset with their meanings."""
     table = Table(title=f"{method.name}, one prompt, iteration {iteration}", caption=f"settings: {method.source}")
     table.add_column("count")
@@ -59,7 +62,7 @@ def print_one(result: Row, method: Method, iteration: int) -> None:
     Console().print(table)
 
 
-def print_all(results: list[Row]) -> None:
+def print_all(results: Sequence[Mapping[str, Any]]) -> None:
     """Print all presets side by side, in 80 columns."""
     table = Table(
         title="presets, one prompt",
