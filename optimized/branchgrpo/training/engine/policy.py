@@ -66,12 +66,18 @@ def shard(network: nn.Module, cluster: Cluster) -> None:
     # Nothing changes a velocity in place, which is all that the warning is about.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = init_device_mesh(cluster.device.type, (cluster.size,))
-    for module in list(network.modules()):
-        if isinstance(module, nn.ModuleList):
-            for block in module:
-                if any(True for _ in block.parameters()):
-                    fully_shard(block, mesh=mesh)
+    for block in list(blocks_of(network)):
+        fully_shard(block, mesh=mesh)
     fully_shard(network, mesh=mesh)
+
+
+def blocks_of(module: nn.Module) -> Iterator[nn.Module]:
+    """The members of the outermost module lists: what a network repeats; lists inside of them stay whole."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield from (block for block in child if any(True for _ in block.parameters()))
+        else:
+            yield from blocks_of(child)
 
 
 @contextmanager
