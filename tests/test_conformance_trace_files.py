@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from branchgrpo.cli.main import main
 from branchgrpo.conformance.adapters.optimized import OptimizedImplementation
-from branchgrpo.conformance.capture import Case, capture
+from branchgrpo.conformance.capture import capture
+from branchgrpo.conformance.case import Case
 from branchgrpo.conformance.cases import ONE, method, tree
 from branchgrpo.conformance.record_io import JSON_LIMIT, read_trace, write_trace
 from branchgrpo.reference.errors import BranchGRPOError

@@ -7,7 +7,8 @@ import torch
 from helpers_models import KINDS, NEGATIVE, PROMPTS, ROWS, first_frames, saved
 
 from branchgrpo.conformance.adapters.optimized import OptimizedImplementation
-from branchgrpo.conformance.capture import Backbone, Case, capture
+from branchgrpo.conformance.capture import capture
+from branchgrpo.conformance.case import Backbone, Case
 from branchgrpo.conformance.runner import run_trace_checks
 from branchgrpo.conformance.subjects import Distance
 from branchgrpo.models.auto import load_backbone

@@ -8,7 +8,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from branchgrpo.conformance.audit.context import Context, Data, missing, reason
-from branchgrpo.conformance.capture import Case, conditions, every_edge, policy, score
+from branchgrpo.conformance.capture import every_edge, score
+from branchgrpo.conformance.case import Case, conditions, policy
 from branchgrpo.conformance.cases import ONE, method, tree
 from branchgrpo.conformance.checks.base import UnsupportedError
 from branchgrpo.reference.implementation import Levels, Masks, Trace

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from branchgrpo.conformance.audit.config import CONFIG_LIMIT, AuditConfig
-from branchgrpo.conformance.capture import Backbone, Case
+from branchgrpo.conformance.case import Backbone, Case
 from branchgrpo.conformance.codec import decode_plan
 from branchgrpo.conformance.record_io import read_json
 from branchgrpo.conformance.subjects import Distance, Network, condition_for

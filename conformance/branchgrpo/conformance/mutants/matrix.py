@@ -5,10 +5,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from branchgrpo.conformance.capture import Case, capture
+from branchgrpo.conformance.capture import capture
+from branchgrpo.conformance.case import Case
 from branchgrpo.conformance.cases import all_cases
 from branchgrpo.conformance.checks.base import OPERATION_CHECKS, TRACE_CHECKS, Subject
-from branchgrpo.conformance.mutants import rollout_faults, tail_faults, trace_faults, update_faults
+from branchgrpo.conformance.mutants import (
+    noise_faults,
+    plan_faults,
+    rollout_faults,
+    tail_faults,
+    trace_faults,
+    update_faults,
+)
 from branchgrpo.conformance.mutants.base import MUTANTS, Mutant
 from branchgrpo.conformance.mutants.plain import PlainImplementation
 from branchgrpo.conformance.record import Record
@@ -18,7 +26,7 @@ from branchgrpo.reference.errors import InputError
 from branchgrpo.reference.implementation import Implementation
 from branchgrpo.reference.noise import KeyedNoise
 
-FAULTS = (rollout_faults, tail_faults, trace_faults, update_faults)
+FAULTS = (rollout_faults, noise_faults, plan_faults, tail_faults, trace_faults, update_faults)
 """The modules whose import registers the mutants."""
 
 READ_CLAUSES = {"trace.schema": "TRACE-6", "node.": "TRACE-2"}

@@ -1,4 +1,4 @@
-"""Mutants of kernels, noise, log-probability and rollout."""
+"""Mutants of kernels, rollout and log-probability."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from branchgrpo.conformance.mutants.base import mutant
 from branchgrpo.conformance.mutants.plain import PlainImplementation
-from branchgrpo.reference.family import PlanFamily
 from branchgrpo.reference.implementation import Trace
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.protocols import (
@@ -22,7 +21,7 @@ from branchgrpo.reference.protocols import (
     Prompt,
     VelocityModel,
 )
-from branchgrpo.reference.types import ODE, Kernel, KernelKind, Reduction
+from branchgrpo.reference.types import KernelKind, Reduction
 
 
 @mutant("KERN-2")
@@ -103,89 +102,6 @@ class MeanDetachedFromTheVelocity(PlainImplementation):
         return super().transition(plan, step, x, velocity.detach())
 
 
-@mutant("NOISE-2", published="B1")
-class ScaledBranchNoise(PlainImplementation):
-    """Branch noise s·η without a shared part; the log-probability has the unscaled std."""
-
-    def branch_noise(self, shared: Tensor, private: Tensor, spread: float) -> Tensor:
-        return private * (4.0 if math.isinf(spread) else 4.0 * spread)
-
-
-@mutant("NOISE-2")
-class SpreadFormulaTakenLiterally(PlainImplementation):
-    """(ξ₀ + s η)/√(1 + s²) evaluated as written: NaN at ∞, 0 at huge s."""
-
-    def branch_noise(self, shared: Tensor, private: Tensor, spread: float) -> Tensor:
-        if math.isinf(spread):
-            return private
-        square = torch.tensor(spread).double().square()
-        return ((shared.unsqueeze(1) + spread * private) / torch.sqrt(1 + square)).to(private.dtype)
-
-
-@mutant("NOISE-1")
-class SharedNoiseRedrawnForEverySibling(PlainImplementation):
-    """ξ₀ rolled from child to child: siblings are independent."""
-
-    def branch_noise(self, shared: Tensor, private: Tensor, spread: float) -> Tensor:
-        if math.isinf(spread):
-            return private
-        own = torch.stack([shared.flip(-1).roll(b, -1) for b in range(private.shape[1])], dim=1)
-        return (own + spread * private) / math.hypot(1.0, spread)
-
-
-@mutant("NOISE-1", published="F-same-seed")
-class SiblingsFromOneSeed(PlainImplementation):
-    """All siblings get the first one's draw."""
-
-    def branch_noise(self, shared: Tensor, private: Tensor, spread: float) -> Tensor:
-        return super().branch_noise(shared, private[:, :1].expand_as(private), spread)
-
-
-class EditedKeys(PlainImplementation):
-    """Draws keyed by something else than the node."""
-
-    def edit(self, keys: NoiseKeys) -> NoiseKeys:
-        """The keys that are really used."""
-        return keys
-
-    def keys(self, plan: Plan, prompts: Sequence[Prompt], role: NoiseRole, depth: int, iteration: int) -> NoiseKeys:
-        return self.edit(super().keys(plan, prompts, role, depth, iteration))
-
-
-@mutant("NOISE-3")
-class SharedNoiseAcrossParents(EditedKeys):
-    """One ξ₀ for all splitting parents of a step."""
-
-    def edit(self, keys: NoiseKeys) -> NoiseKeys:
-        shared = keys.role is NoiseRole.SHARED
-        return replace(keys, nodes=torch.zeros_like(keys.nodes)) if shared else keys
-
-
-@mutant("NOISE-3")
-class TheSameNoiseAtEveryDepth(EditedKeys):
-    """The depth is left out of the key."""
-
-    def edit(self, keys: NoiseKeys) -> NoiseKeys:
-        return replace(keys, depth=1)
-
-
-@mutant("NOISE-4", published="F-prompt-noise")
-class TheSameNoiseForEveryPrompt(EditedKeys):
-    """The prompt is left out of the key."""
-
-    def edit(self, keys: NoiseKeys) -> NoiseKeys:
-        return replace(keys, prompts=torch.ones_like(keys.prompts))
-
-
-@mutant("NOISE-4")
-class NoiseKeyedByThePlaceInTheBatch(PlainImplementation):
-    """The key holds a prompt's place instead of its id: order and batch change the numbers."""
-
-    def keys(self, plan: Plan, prompts: Sequence[Prompt], role: NoiseRole, depth: int, iteration: int) -> NoiseKeys:
-        placed = [replace(prompt, id=place) for place, prompt in enumerate(prompts)]
-        return super().keys(plan, placed, role, depth, iteration)
-
-
 @mutant("ROLL-1")
 class InitialNoiseTooLarge(PlainImplementation):
     """Initial states with std √2 times too large."""
@@ -263,6 +179,14 @@ class StatesKeptInFloat32(PlainImplementation):
         return state.float()
 
 
+@mutant("ROLL-5")
+class MeanRoundedBeforeTheNoise(PlainImplementation):
+    """The mean is kept in the storage dtype, and so is its sum with the noise: two roundings."""
+
+    def made(self, mean: Tensor, displacement: Tensor, dtype: torch.dtype) -> Tensor:
+        return mean.to(dtype).to(mean.dtype) + displacement
+
+
 @mutant("ROLL-3")
 class StatesRoundedByABatchingLayer(PlainImplementation):
     """Some layer rounds to bf16, whatever the storage dtype is."""
@@ -336,125 +260,6 @@ class TrainingSeesAnotherState(PlainImplementation):
 
     def training_mean(self, trace: Trace, step: int, x: Tensor, model: VelocityModel, condition: Condition) -> Tensor:
         return super().training_mean(trace, step, (x * (1 + 2**-6)), model, condition)
-
-
-@mutant("WIN-1", published="B7")
-class EveryStepIsStochastic(PlainImplementation):
-    """Outside the window the SDE goes on."""
-
-    def plan(self, plan: Plan) -> Plan:
-        noisy = [k for k in plan.kernels if k.kind is not KernelKind.ODE]
-        kernels = tuple(noisy[0] if noisy and k.kind is KernelKind.ODE else k for k in plan.kernels)
-        return replace(plan, kernels=kernels)
-
-
-def moved(plan: Plan, steps: Sequence[int], kernel: Kernel) -> Plan:
-    """A windowed plan with its window somewhere else."""
-    kernels = tuple(kernel if i in steps or plan.branching[i] > 1 else ODE for i in range(plan.steps))
-    return replace(plan, kernels=kernels)
-
-
-@mutant("WIN-4", published="B7")
-class WindowThatIgnoresTheIteration(PlainImplementation):
-    """Beside splits, always the first steps are stochastic."""
-
-    def plan(self, plan: Plan) -> Plan:
-        noisy = [i for i in plan.stochastic_steps if plan.branching[i] == 1]
-        whole = not any(k.kind is KernelKind.ODE for k in plan.kernels[:-1])
-        if not noisy or whole or plan.spreads[0] == math.inf:
-            return plan
-        return moved(plan, range(2), plan.kernels[noisy[0]])
-
-
-@mutant("WIN-2", published="M1")
-class WindowCutAtTheEndOfTheRange(PlainImplementation):
-    """The last window loses its last step."""
-
-    def plan(self, plan: Plan) -> Plan:
-        last = plan.steps - 2
-        moving = (
-            any(k.kind is KernelKind.ODE for k in plan.kernels[:-1]) and plan.kernels[last].kind is not KernelKind.ODE
-        )
-        if not moving or plan.branching[last] > 1:
-            return plan
-        return replace(plan, kernels=(*plan.kernels[:last], ODE, *plan.kernels[last + 1 :]))
-
-
-@mutant("SING-2")
-class NoiseAtTheNextStepToo(PlainImplementation):
-    """Step k + 1 of a member is stochastic as well."""
-
-    def family_member(self, family: PlanFamily, k: int, granularity: int) -> Plan:
-        plan = super().family_member(family, k, granularity)
-        if k + 2 >= plan.steps:
-            return plan
-        return replace(plan, kernels=(*plan.kernels[: k + 1], family.kernel, *plan.kernels[k + 2 :]))
-
-
-@mutant("SING-3")
-class ChildrenRedrawnForEveryGranularity(PlainImplementation):
-    """Each member draws noise of its own."""
-
-    def singular_rollout(
-        self,
-        family: PlanFamily,
-        model: VelocityModel,
-        prompts: Sequence[Prompt],
-        condition: Condition,
-        noise: NoiseSource,
-        **options: Any,
-    ) -> dict[tuple[int, int], Trace]:
-        return {
-            (k, g): self.rollout(
-                family.member(k, g), model, prompts, condition, noise, **{**options, "iteration": 100 + g}
-            )
-            for k, g in family.members()
-        }
-
-
-@mutant("SING-4", published=None)
-class TheAnchorIsCalledOnceMorePerChild(PlainImplementation):
-    """x_k is called again for every child, as public code does."""
-
-    def singular_rollout(
-        self,
-        family: PlanFamily,
-        model: VelocityModel,
-        prompts: Sequence[Prompt],
-        condition: Condition,
-        noise: NoiseSource,
-        **options: Any,
-    ) -> dict[tuple[int, int], Trace]:
-        for _ in range(2):
-            traces = super().singular_rollout(family, model, prompts, condition, noise, **options)
-        return traces
-
-
-@mutant("GRAN-1")
-class ContinuationWithoutItsSecondStep(PlainImplementation):
-    """The stride starts at k + 1: k + 2 is skipped."""
-
-    def family_member(self, family: PlanFamily, k: int, granularity: int) -> Plan:
-        plan = super().family_member(family, k, granularity)
-        if granularity == 1 or plan.steps <= k + 3:
-            return plan
-        drop = k + 2
-        return replace(
-            plan,
-            sigmas=(*plan.sigmas[:drop], *plan.sigmas[drop + 1 :]),
-            kernels=(*plan.kernels[: drop - 1], *plan.kernels[drop:]),
-            branching=(*plan.branching[: drop - 1], *plan.branching[drop:]),
-            spreads=plan.spreads[1:],
-        )
-
-
-@mutant("GRAN-6")
-class AnotherScheduleForFamilies(PlainImplementation):
-    """Members are rolled out at levels of their own."""
-
-    def family_member(self, family: PlanFamily, k: int, granularity: int) -> Plan:
-        plan = super().family_member(family, k, granularity)
-        return replace(plan, sigmas=tuple(sigma**1.01 for sigma in plan.sigmas))
 
 
 @mutant("ERR-3")
