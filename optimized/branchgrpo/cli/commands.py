@@ -22,6 +22,7 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("plan", "count, list and draw the trees that the methods grow", "branchgrpo.cli.plan"),
     Command("train", "train a model with any of the methods, on one machine or many", "branchgrpo.cli.train"),
+    Command("report", "make one HTML file of a training run, finished or not", "branchgrpo.cli.report"),
     Command("demo", "train on handwritten digits with three methods and report", "branchgrpo.cli.demo"),
     Command("audit", "audit an implementation or a run: one report, one verdict", "branchgrpo.cli.audit"),
     Command("conformance", "judge an implementation or a trace clause by clause", "branchgrpo.cli.conformance"),

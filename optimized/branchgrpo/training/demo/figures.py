@@ -15,13 +15,18 @@ COLOURS: Mapping[str, str] = {"branchgrpo": "#0072B2", "dancegrpo": "#E69F00", "
 """A colour a method, told apart with any colour vision (Okabe–Ito)."""
 
 
-def svg_of(figure: Figure, name: str) -> str:
-    """The figure as an ``<svg>`` element with text that can be selected; its ids are made from ``name``."""
+def svg_of(figure: Figure, name: str, *, crop: bool = True) -> str:
+    """The figure as an ``<svg>`` element with text that can be selected; its ids are made from ``name``.
+
+    With ``crop`` it is as large as what is drawn; without, it keeps its size, so that several can stand in a row.
+    """
     import matplotlib
 
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "image.composite_image": False}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")
+        figure.savefig(
+            buffer, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight" if crop else None
+        )
     text = buffer.getvalue()
     return text[text.index("<svg") :]
 

@@ -82,7 +82,7 @@ def save_grid(
         save_animation(rows, path.with_suffix(".gif"))
     else:
         strips = [[picture[0] for picture in row] for row in rows]
-    Image.fromarray(tiled(strips).numpy()).save(path, optimize=True)
+    Image.fromarray(tiled(strips).numpy()).save(path)
     about = {"iteration": iteration, "samples": len(rows[0]), "video": video, "rows": list(prompts[: len(rows)])}
     path.with_suffix(".json").write_text(json.dumps(about, ensure_ascii=False, indent=1), encoding="utf-8")
     return path

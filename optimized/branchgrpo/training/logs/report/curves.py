@@ -133,7 +133,7 @@ def monitor_svg(history: History, monitor: str, key: str, kind: str) -> str | No
         return None
     limits = history.limits(monitor)
     figure = Figure(figsize=(4.6, 2.35))
-    axes = figure.subplots()
+    axes = figure.add_axes((0.14, 0.21, 0.76, 0.74))
     curve = thin(at, values)
     axes.fill_between(curve.at, curve.low, curve.high, color=BLUE, alpha=0.2, linewidth=0)
     axes.plot(curve.at, curve.mean, color=BLUE, linewidth=1.3, marker="o" if len(known) < 30 else None, markersize=2.8)
@@ -145,8 +145,7 @@ def monitor_svg(history: History, monitor: str, key: str, kind: str) -> str | No
     draw_limits(axes, limits, MONITORS[monitor].side)
     mark_resumes(axes, history)
     style(axes, "iteration", "")
-    figure.tight_layout()
-    return svg_of(figure, f"{kind}-{key}")
+    return svg_of(figure, f"{kind}-{key}", crop=False)
 
 
 def draw_limits(axes: Axes, limits: Mapping[str, float], side: str) -> None:

@@ -53,7 +53,6 @@ def depth_svg(history: History, prefix: str, label: str) -> str | None:
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     figure.colorbar(image, label=label, pad=0.015)
-    figure.tight_layout()
     return svg_of(figure, prefix)
 
 
@@ -75,7 +74,6 @@ def phases_svg(history: History) -> str | None:
     total = np.sum([curve.mean for curve in curves], axis=0)
     axes.set_ylim(0.0, 1.25 * float(np.percentile(total, 99)))
     axes.legend(frameon=False, ncols=len(names), loc="upper right", fontsize=9)
-    figure.tight_layout()
     return svg_of(figure, "phases")
 
 
@@ -95,5 +93,4 @@ def findings_svg(warned: tuple[Warned, ...], iterations: int) -> str | None:
     axes.set_xlabel("iteration")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.grid(axis="x", alpha=0.25, linewidth=0.6)
-    figure.tight_layout()
     return svg_of(figure, "findings")
