@@ -122,17 +122,6 @@ class Cluster:
         """Return when every process has come here."""
         self.everyone(None)
 
-    def silence(self, error: BaseException) -> BaseException:
-        """What this process raises for its error: the error itself where it is the first to fail."""
-        if self.board is None or isinstance(error, AnotherRankFailed):
-            return error
-        if not self.board.first():
-            return AnotherRankFailed()
-        if lost(error):
-            legal = "running until the end; its own output, or the system's log (out of memory), says why it ended"
-            return LostProcess("another process", str(error).splitlines()[0][:200], legal)
-        return error
-
     def close(self, failed: bool = False) -> None:
         """Leave the process group; after a failure without waiting for anybody."""
         if self.board is not None:
@@ -172,8 +161,19 @@ def chosen_device(name: str) -> torch.device:
     return device
 
 
-def start_cluster(run: RunConfig) -> Cluster:
+def early_board() -> FailureBoard | None:
+    """The board, where the launcher itself hosts it: then even an error before the processes have met is told once."""
+    if launched() > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return FailureBoard(int(os.environ["RANK"]), launched())
+    return None
+
+
+def start_cluster(run: RunConfig, board: FailureBoard | None = None) -> Cluster:
     """Join the processes that the launcher started; without a launcher, one process.
+
+    Args:
+        run: device and kind of parallelism.
+        board: from ``early_board``; None makes one after the processes have met.
 
     Raises:
         OptionError: a device that is not there; FSDP2 for one process.
@@ -187,16 +187,32 @@ def start_cluster(run: RunConfig) -> Cluster:
     try:
         from accelerate import PartialState  # type: ignore[import-untyped]
     except ImportError:
-        legal = "1, or accelerate installed (pip install 'branchgrpo[diffusers]')"
+        legal = "1, or accelerate installed (pip install 'branchgrpo[training]')"
         raise InputError("WORLD_SIZE", size, legal) from None
     if device.type == "cuda":
         torch.cuda.set_device(device)
     mine = not dist.is_initialized()
     PartialState(cpu=device.type == "cpu", timeout=TIMEOUT)
-    group = dist.new_group(backend="gloo", timeout=TIMEOUT)
-    ranks = Ranks.of_group(group)
-    board = FailureBoard(ranks.rank, ranks.size)
+    ranks = Ranks.of_group(dist.new_group(backend="gloo", timeout=TIMEOUT))
+    board = FailureBoard(ranks.rank, ranks.size) if board is None else board
     return Cluster(ranks.rank, ranks.size, device, ranks, run.parallel == "fsdp2", board, owner=mine)
+
+
+def spoken(board: FailureBoard | None, error: BaseException) -> BaseException:
+    """What this process raises for its error: the error itself where it is the first to fail.
+
+    Args:
+        board: of the run's processes; None for one process.
+        error: that ended the work here.
+    """
+    if board is None or isinstance(error, AnotherRankFailed):
+        return error
+    if not board.first():
+        return AnotherRankFailed()
+    if lost(error):
+        legal = "running until the end; its own output, or the system's log (out of memory), says why it ended"
+        return LostProcess("another process", str(error).splitlines()[0][:200], legal)
+    return error
 
 
 def concatenated(parts: Sequence[Sequence[Any]]) -> list[Any]:

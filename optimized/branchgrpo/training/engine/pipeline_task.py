@@ -70,13 +70,13 @@ def quiet() -> Iterator[None]:
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
-    diffusers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        diffusers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-        transformers_logging.enable_progress_bar()
+        diffusers_logging.enable_progress_bar()
+        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def load_policy(config: TrainConfig, cluster: Cluster) -> Backbone:
