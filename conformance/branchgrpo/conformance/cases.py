@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from branchgrpo.conformance.capture import Case
+from branchgrpo.conformance.case import Case
 from branchgrpo.conformance.subjects import Constant, Distance, Slope
 from branchgrpo.reference.family import PlanFamily
 from branchgrpo.reference.method import Method, tree_plan
@@ -100,7 +100,7 @@ def plan_cases() -> dict[str, Case]:
 
 
 def pruning_cases() -> dict[str, Case]:
-    """Every rule, alone and together, at iterations before, while and after windows move."""
+    """Every rule, alone and together, at iterations before, when and after windows move, the last one before too."""
     down, up = DepthWindow(3, 2, 30, 1), DepthWindow(5, 2, 30, -1, 2)
     cases = {
         "parent-top1": pruned("parent-top1", (ParentTop1(),)),
@@ -110,7 +110,7 @@ def pruning_cases() -> dict[str, Case]:
         "extreme-b-splits": pruned("extreme-b-splits", (ExtremeB(1, drop_split_edges=True),)),
         "both": pruned("both", (ParentTop1(), DepthWindow(6, 1))),
     }
-    for iteration in (0, 30, 60, 500):
+    for iteration in (0, 29, 30, 60, 500):
         cases[f"depth-down-{iteration}"] = pruned(f"depth-down-{iteration}", (down,), iteration)
         cases[f"depth-up-{iteration}"] = pruned(f"depth-up-{iteration}", (up,), iteration)
     return cases

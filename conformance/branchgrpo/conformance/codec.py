@@ -6,7 +6,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any, TypeVar
 
-from branchgrpo.reference.errors import InputError
+from branchgrpo.reference.errors import InputError, OptionError
 from branchgrpo.reference.options import DepthWindow, ExtremeB, ParentTop1, PruningRule
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.types import Kernel, KernelKind, LeafOutput
@@ -96,6 +96,8 @@ def decode_options(kind: type[Options], data: Any, where: str) -> Options:
         return kind(**{key: math.inf if value == "inf" else value for key, value in known.items()})
     except (TypeError, OverflowError):
         raise InputError(where, dict(known), "values of the types that spec/trace.md gives") from None
+    except (InputError, OptionError) as error:
+        raise type(error)(f"{where}.{error.field.partition('.')[2] or error.field}", error.value, error.legal) from None
 
 
 def decode_rule(data: Any, where: str) -> PruningRule:

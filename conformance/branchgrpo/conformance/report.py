@@ -11,6 +11,9 @@ from branchgrpo.conformance.runner import Result, Status, verdict
 from branchgrpo.reference.errors import InputError
 
 SPEC_VERSION = "1.0"
+NOT_JUDGED = "not judged"
+"""How the reason of an unsupported clause begins whose case could not be driven because it failed."""
+
 XFAIL = re.compile(r"(?P<clause>[A-Z]{3,}-\d+)\s+#\s*(?P<reason>\S.*)")
 
 
@@ -36,6 +39,30 @@ class Report:
         """MUST clauses that failed."""
         levels = {clause.id: clause.level for clause in self.clauses}
         return [c for c, status in self.statuses().items() if status == "failed" and levels.get(c, "MUST") == "MUST"]
+
+    def judged_musts(self) -> list[str]:
+        """MUST clauses that passed or failed, expectedly or not."""
+        levels = {clause.id: clause.level for clause in self.clauses}
+        return [
+            c for c, status in self.statuses().items() if status != "unsupported" and levels.get(c, "MUST") == "MUST"
+        ]
+
+    def faults(self) -> list[tuple[Result, list[str]]]:
+        """Results that failed, expectedly or not, one a clause and message, with the checks or cases that gave it."""
+        found: dict[tuple[str, str, str], tuple[Result, list[str]]] = {}
+        for result in self.results:
+            if result.status in ("failed", "xfailed"):
+                key = (result.clause, result.status, result.detail)
+                found.setdefault(key, (result, []))[1].append(result.check)
+        return list(found.values())
+
+    def reasons(self) -> dict[str, list[str]]:
+        """Why checks are unsupported: reason → clauses, in the order of the results."""
+        found: dict[str, dict[str, None]] = {}
+        for result in self.results:
+            if result.status == "unsupported":
+                found.setdefault(result.detail, {})[result.clause] = None
+        return {reason: list(clauses) for reason, clauses in found.items()}
 
     def data(self) -> dict[str, Any]:
         """The report as JSON holds it."""

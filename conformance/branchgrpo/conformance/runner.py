@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from branchgrpo.conformance.blame import describe
 from branchgrpo.conformance.checks import (
     operation_errors,
     operation_objective,
@@ -56,7 +57,7 @@ def run_check(check: Check[Judged], subject: Judged) -> Result:
     except CheckFailedError as error:
         return Result(check.name, check.clause, "failed", str(error))
     except Exception as error:
-        return Result(check.name, check.clause, "failed", f"{type(error).__name__}: {error}")
+        return Result(check.name, check.clause, "failed", describe(error))
     return Result(check.name, check.clause, "passed")
 
 

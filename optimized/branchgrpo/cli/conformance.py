@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,8 @@ Judge an implementation of tree-structured GRPO clause by clause of the specific
 The implementation is driven through the operations of the Implementation protocol on small cases, and everything it
 answers is checked: against closed forms, against exact laws, and against what its own arrays imply. A trace file
 (spec/trace.md) of any program, in any language, can be judged in its place. An operation that is missing, or an array
-that was not dumped, makes a clause unsupported, never passed. Exit code 1: a MUST clause failed.
+that was not dumped, makes a clause unsupported, never passed. Exit code 1: a MUST failed; 2: no MUST could be judged.
+conformance/ADAPTERS.md of the project says how to wrap code of yours.
 """
 EXAMPLES = """\
   branchgrpo conformance                                  the project's own batched implementation
@@ -27,7 +29,13 @@ EXAMPLES = """\
   branchgrpo conformance --trace run.safetensors          what a run has dumped
   branchgrpo conformance --xfails known.txt --junit r.xml expected failures, and a report for a build server
 """
-COLOURS = {"passed": "green", "failed": "bold red", "unsupported": "yellow", "xfailed": "magenta"}
+COLOURS = {
+    "passed": "green",
+    "failed": "bold red",
+    "unsupported": "yellow",
+    "not judged": "bold yellow",
+    "xfailed": "magenta",
+}
 
 
 def parser() -> Parser:
@@ -63,38 +71,48 @@ def make(args: argparse.Namespace) -> "Report":
     from branchgrpo.conformance.judge import judge
     from branchgrpo.conformance.report import make_report, read_xfails
     from branchgrpo.conformance.runner import run_trace_file
-    from branchgrpo.conformance.subject_loading import load_subject
+    from branchgrpo.conformance.subject_loading import load_subject, suspicious_names
 
     expected = read_xfails(args.xfails)
     if args.trace is not None:
         return make_report(str(args.trace), run_trace_file(args.trace), expected)
     subject = load_subject(args.impl, args.device)
+    for line in suspicious_names(subject.implementation):
+        print(f"branchgrpo: warning: {line}", file=sys.stderr)
     with Console(stderr=True).status("conformance") as status:
         return judge(subject, expected, lambda name: status.update(f"conformance: {name}"))
 
 
 def print_table(report: "Report") -> None:
-    """Print one row a clause, and a line for every check that failed."""
+    """Print one row a clause, a line for every fault, and the reasons of what was not judged."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
+    from branchgrpo.conformance.report import NOT_JUDGED
+
     console, summaries = Console(), {clause.id: clause.summary for clause in report.clauses}
+    reasons = report.reasons()
+    lost = {clause for reason, clauses in reasons.items() if reason.startswith(NOT_JUDGED) for clause in clauses}
+    counts: dict[str, int] = {}
     table = Table(title=f"conformance of {report.implementation}", box=SIMPLE_HEAD)
     for column in ("clause", "level", "status", "checks"):
         table.add_column(column, no_wrap=column != "checks")
     for clause, row in report.data()["clauses"].items():
         names = ", ".join(check["check"].replace("_", " ") for check in row["checks"])
-        table.add_row(clause, row["level"], f"[{COLOURS[row['status']]}]{row['status']}[/]", names)
+        status = NOT_JUDGED if row["status"] == "unsupported" and clause in lost else row["status"]
+        counts[status] = counts.get(status, 0) + 1
+        table.add_row(clause, row["level"], f"[{COLOURS[status]}]{status}[/]", names)
     console.print(table)
-    for result in report.results:
-        if result.status in ("failed", "xfailed"):
-            console.print(f"[{COLOURS[result.status]}]{result.status}[/] {result.clause} {result.check}: ", end="")
-            console.print(result.detail, markup=False, highlight=False)
-            console.print(f"  {summaries.get(result.clause, '')}", markup=False, highlight=False, style="dim")
-    found = [str(status) for status in report.statuses().values()]
-    counts = {status: found.count(status) for status in COLOURS}
-    console.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
+    for result, checks in report.faults():
+        many = f" and {len(checks) - 1} more" if len(checks) > 1 else ""
+        console.print(f"[{COLOURS[result.status]}]{result.status}[/] {result.clause} {result.check}{many}: ", end="")
+        console.print(result.detail, markup=False, highlight=False)
+        console.print(f"  {summaries.get(result.clause, '')}", markup=False, highlight=False, style="dim")
+    for reason, clauses in reasons.items():
+        console.print(NOT_JUDGED if reason.startswith(NOT_JUDGED) else "unsupported", style="yellow", end=" ")
+        console.print(f"{', '.join(clauses)}: {reason.removeprefix(f'{NOT_JUDGED}: ')}", markup=False, highlight=False)
+    console.print(", ".join(f"{counts[status]} {status}" for status in COLOURS if status in counts))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -107,4 +125,6 @@ def main(argv: Sequence[str]) -> int:
 
         write_file(args.junit, junit(report))
     deliver(report.data(), args.json, lambda: print_table(report))
+    if not report.judged_musts():
+        raise UsageError(f"no MUST clause of {report.implementation} could be judged: see the reasons, or --json")
     return 1 if report.failed_musts() else 0

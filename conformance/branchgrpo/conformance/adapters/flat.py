@@ -13,8 +13,10 @@ from branchgrpo.conformance.adapters.functions_noise import InjectedNoise
 from branchgrpo.conformance.adapters.partial import (
     PartialImplementation,
     checked_velocity,
+    own_operations,
     require,
     require_kernels,
+    undefined,
 )
 from branchgrpo.reference.errors import InputError
 from branchgrpo.reference.implementation import Levels, Masks, Trace
@@ -62,13 +64,14 @@ class FlatImplementation(PartialImplementation):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """``rollout`` and ``fuse``; ``normalize`` and ``objective`` if their hooks are defined."""
+        """``rollout`` and ``fuse``; ``normalize`` and ``objective`` if their hooks are defined; what the class adds."""
         own, base = type(self), FlatImplementation
         optional = {
             "normalize": own.group_advantages is not base.group_advantages,
             "objective": own.loss is not base.loss and own.score is not base.score,
         }
-        return frozenset({"rollout", "fuse"} | {name for name, there in optional.items() if there})
+        hooked = {"rollout", "fuse"} | {name for name, there in optional.items() if there}
+        return own_operations(self, base) | hooked
 
     def sample(self, velocity: Velocity, latents: Tensor, plan: Plan, storage_dtype: torch.dtype) -> Chains:
         """Hook: run the loop over one group.
@@ -82,19 +85,19 @@ class FlatImplementation(PartialImplementation):
             plan: ``sigmas`` and η of every step, ``effective_kernels[i].eta``, 0 where the step is an ODE step.
             storage_dtype: dtype in which latents are kept.
         """
-        raise NotImplementedError
+        raise undefined(self, "sample")
 
     def group_advantages(self, rewards: Float64[Tensor, "G"]) -> Float64[Tensor, "G"]:
         """Hook: advantages of one group, clipped."""
-        raise NotImplementedError
+        raise undefined(self, "group_advantages")
 
     def score(self, plan: Plan, step: int, x: Tensor, velocity: Tensor, child: Tensor) -> Float64[Tensor, "edges"]:
         """Hook: log-probability of given children in the update, differentiable in the velocity."""
-        raise NotImplementedError
+        raise undefined(self, "score")
 
     def loss(self, new: Tensor, old: Tensor, advantages: Tensor, clip: float) -> Tensor:
         """Hook: clipped loss over all trained steps of a group, to be minimised."""
-        raise NotImplementedError
+        raise undefined(self, "loss")
 
     def groups(self, plan: Plan) -> int:
         """Chains a prompt; unsupported for a plan that is no flat one."""

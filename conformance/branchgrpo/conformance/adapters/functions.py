@@ -13,6 +13,7 @@ from branchgrpo.conformance.adapters.functions_noise import InjectedNoise
 from branchgrpo.conformance.adapters.partial import (
     PartialImplementation,
     checked_velocity,
+    own_operations,
     require,
     require_kernels,
 )
@@ -69,9 +70,10 @@ class FunctionsImplementation(PartialImplementation):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """``transition`` and ``rollout``; ``branch_noise`` and ``objective`` if there is a function for it."""
+        """What the functions are good for: the step for two operations, the others for one; and what a class adds."""
         optional = {"branch_noise": self.functions.branch_noise, "objective": self.functions.loss}
-        return frozenset({"transition", "rollout"} | {name for name, function in optional.items() if function})
+        hooked = {"transition", "rollout"} | {name for name, function in optional.items() if function}
+        return own_operations(self, FunctionsImplementation) | hooked
 
     def call(
         self, plan: Plan, step: int, x: Tensor, velocity: Tensor, child: Tensor | None, draws: list[Tensor]

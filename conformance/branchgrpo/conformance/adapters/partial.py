@@ -32,6 +32,21 @@ class PartialImplementation:
         return frozenset(name for name in CAPABILITIES if callable(getattr(self, name, None)))
 
 
+def own_operations(implementation: PartialImplementation, base: type[PartialImplementation]) -> frozenset[str]:
+    """The operations that an adapter's class, or the object itself, defines beyond a base that has some of its own."""
+    return frozenset(
+        name
+        for name in CAPABILITIES
+        if callable(getattr(implementation, name, None))
+        and (name in vars(implementation) or getattr(type(implementation), name, None) is not getattr(base, name, None))
+    )
+
+
+def undefined(implementation: PartialImplementation, hook: str) -> NotImplementedError:
+    """What a base's hook raises where the subclass defines none and an operation needs it."""
+    return NotImplementedError(f"{type(implementation).__name__} defines no {hook}, which this operation needs")
+
+
 def require(holds: bool, what: str) -> None:
     """Raise ``UnsupportedError`` unless the wrapped code can do what is asked.
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from branchgrpo.conformance.adapters.partial import PartialImplementation, require
+from branchgrpo.conformance.adapters.partial import PartialImplementation, own_operations, require, undefined
 from branchgrpo.conformance.adapters.per_node_levels import (
     Node,
     NodeNames,
@@ -39,7 +39,7 @@ class PerNodeImplementation(PartialImplementation):
         """The operations whose hook the subclass defines, and operations that it defines itself."""
         base, own = PerNodeImplementation, type(self)
         hooked = {op for op, hook in HOOKS.items() if getattr(own, hook) is not getattr(base, hook)}
-        return frozenset((super().capabilities - HOOKS.keys()) | hooked)
+        return own_operations(self, base) | hooked
 
     def grow_tree(
         self,
@@ -56,35 +56,35 @@ class PerNodeImplementation(PartialImplementation):
             plan: levels, kernels, branching factors, spreads and leaf output.
             model: ``model(x [n, *latent], sigma [n], condition)``; for n states it wants n conditions.
             condition: one item, the prompt's.
-            noise: every draw of the tree.
+            noise: every draw of the tree, and whose tree it is: ``noise.prompt``, ``noise.root_index``.
             storage_dtype: dtype in which states are kept.
             reduction: of log-probabilities.
         """
-        raise NotImplementedError
+        raise undefined(self, "grow_tree")
 
     def stds(self, plan: Plan) -> Sequence[float]:
         """Hook: the std by which each of the T steps scales its noise; 0 where it draws none."""
-        raise NotImplementedError
+        raise undefined(self, "stds")
 
     def make_node(
         self, parent: Node | None, state: Tensor, mean: Tensor | None, log_prob: Tensor | None, depth: int
     ) -> Node:
         """Hook: a node of the foreign class with these parts, appended to its parent's children; for fusion and on."""
-        raise NotImplementedError
+        raise undefined(self, "make_node")
 
     def fuse_tree(self, root: Node, rewards: Sequence[float], options: Fusion) -> None:
         """Hook: leave the fused value of every node in its ``names.value``; ``rewards`` are the leaves', in order."""
-        raise NotImplementedError
+        raise undefined(self, "fuse_tree")
 
     def score_tree(self, root: Node, options: Normalization) -> None:
         """Hook: from the values, leave the advantage of every node in its ``names.advantage``; one reward, clipped."""
-        raise NotImplementedError
+        raise undefined(self, "score_tree")
 
     def prune_tree(
         self, root: Node, keys: Sequence[float], rules: Sequence[PruningRule], iteration: int
     ) -> Collection[Node]:
         """Hook: the nodes whose edge stays; ``keys`` order the leaves (PRUNE-2)."""
-        raise NotImplementedError
+        raise undefined(self, "prune_tree")
 
     @torch.no_grad()
     def rollout(

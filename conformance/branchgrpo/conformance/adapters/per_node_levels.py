@@ -88,10 +88,25 @@ def levels_of(root: Node, plan: Plan, names: NodeNames) -> list[list[Node]]:
     return levels
 
 
+def part_of(node: Node, name: str, depth: int) -> Tensor:
+    """One attribute of a node as a tensor; what is no array of its own dtype, such as a Python float, is float64.
+
+    Raises:
+        InputError: an attribute that is missing or holds no numbers.
+    """
+    found = getattr(node, name, None)
+    if isinstance(found, Tensor):
+        return found
+    try:
+        return torch.as_tensor(found, dtype=None if hasattr(found, "dtype") else torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        where = f"{name} of a {type(node).__name__} at depth {depth}"
+        raise InputError(where, found, "a tensor or a number; NodeNames says what a node's parts are called") from None
+
+
 def gather_level(trees: Sequence[list[list[Node]]], prompts: int, depth: int, name: str) -> Tensor:
     """One attribute of all nodes of a depth, ``[prompts, R·n_d, *rest]``."""
-    rows = [torch.as_tensor(getattr(node, name)) for tree in trees for node in tree[depth]]
-    stacked = torch.stack(rows)
+    stacked = torch.stack([part_of(node, name, depth) for tree in trees for node in tree[depth]])
     return stacked.reshape(prompts, -1, *stacked.shape[1:])
 
 

@@ -83,6 +83,22 @@ def check_name(field: str, value: object, names: tuple[str, ...], more: str = ""
     raise OptionError(f"audit.{field}", value, legal)
 
 
+def read_document(path: Path) -> dict[str, Any]:
+    """A TOML file.
+
+    Raises:
+        InputError: a missing, huge or malformed file.
+    """
+    if not path.is_file():
+        raise InputError("config", str(path), "an existing TOML file")
+    if path.stat().st_size > CONFIG_LIMIT:
+        raise InputError(f"size of {path.name}", path.stat().st_size, f"at most {CONFIG_LIMIT} bytes")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(path.name, str(error) or "nested too deeply", "valid TOML") from None
+
+
 def read_config(path: Path) -> AuditConfig:
     """The table ``[audit]`` of a TOML file; its other tables are the run's own and not read.
 
@@ -90,17 +106,23 @@ def read_config(path: Path) -> AuditConfig:
         InputError: a missing, huge or malformed file, or one without the table.
         OptionError: an unknown key, by its nearest known one, or a value that is not legal.
     """
-    if not path.is_file():
-        raise InputError("config", str(path), "an existing TOML file")
-    if path.stat().st_size > CONFIG_LIMIT:
-        raise InputError(f"size of {path.name}", path.stat().st_size, f"at most {CONFIG_LIMIT} bytes")
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(path.name, str(error) or "nested too deeply", "valid TOML") from None
+    return config_of(path, read_document(path))
+
+
+def config_of(path: Path, document: dict[str, Any]) -> AuditConfig:
+    """The table ``[audit]`` of a document that was read from ``path``.
+
+    Raises:
+        InputError: a document without the table.
+        OptionError: an unknown key, by its nearest known one, or a value that is not legal.
+    """
     table = document.get("audit")
     if not isinstance(table, dict):
-        raise InputError(path.name, f"tables {sorted(document)}"[:200], "one with a table [audit]")
+        raise InputError(
+            path.name,
+            f"tables {sorted(document)}"[:200],
+            "one with a table [audit], or the configuration of a training run",
+        )
     return config_from(table)
 
 

@@ -23,6 +23,7 @@ from branchgrpo.conformance.checks.base import UnsupportedError
 from branchgrpo.conformance.junit import junit
 from branchgrpo.conformance.report import SPEC_VERSION, make_report
 from branchgrpo.conformance.runner import Result
+from branchgrpo.training.audit_gate import SCHEMA, VERSION, digest_of
 
 
 @dataclass(frozen=True)
@@ -123,15 +124,17 @@ def run_audit(
 
     stages = run_stages(out, implementation, context, progress)
     document: Data = {
-        "schema": "branchgrpo-audit",
-        "version": 1,
+        "schema": SCHEMA,
+        "version": VERSION,
         "spec_version": SPEC_VERSION,
         "implementation": context.subject.implementation.name,
         "device": str(context.subject.device),
         "setting": described(context.setting),
+        "audited": context.setting.identity.data(),
         "verdict": decide(stages),
         "stages": stages,
     }
+    document = {**document, "digest": digest_of(json.loads(json.dumps(document, allow_nan=False)))}
     clauses = report_of(stages["clauses"], context.expected) if "results" in stages["clauses"] else None
     named = clauses.implementation if clauses else context.subject.implementation.name
     everything = make_report(named, results_of(stages), context.expected)

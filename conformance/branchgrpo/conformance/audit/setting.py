@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from branchgrpo.conformance.audit.config import CONFIG_LIMIT, AuditConfig
+from branchgrpo.conformance.audit.config import CONFIG_LIMIT, AuditConfig, config_of, read_document
+from branchgrpo.conformance.audit.training_run import audit_of_run, is_training, run_backbone
 from branchgrpo.conformance.case import Backbone, Case
 from branchgrpo.conformance.codec import decode_plan
 from branchgrpo.conformance.record_io import read_json
@@ -20,6 +21,10 @@ from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.presets import preset
 from branchgrpo.reference.protocols import NoiseSource, Prompt
 from branchgrpo.reference.types import Reduction
+from branchgrpo.training.audit_gate import Identity, identity_of
+from branchgrpo.training.config.method import build_method
+from branchgrpo.training.config.reading import read_config
+from branchgrpo.training.config.schema import TrainConfig
 
 MEAN, TAU = 0.7, 0.5
 """The Gaussian data of the oracle's studies."""
@@ -36,10 +41,21 @@ class Setting:
     Attributes:
         config: the configuration.
         method: preset, or its options with a plan of one's own.
+        run: the training run that is audited; None for an audit's own table.
     """
 
     config: AuditConfig
     method: Method
+    run: TrainConfig | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """What is audited, as the gate of a run compares it."""
+        if self.run is not None:
+            return identity_of(self.run)
+        config = self.config
+        dtypes = (config.dtype, config.dtype, config.storage_dtype)
+        return Identity(self.method, config.backbone, {}, None, *dtypes, config.noise)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -64,7 +80,11 @@ class Setting:
     def case(self, device: torch.device, training: bool) -> Case:
         """The run's rollout and first update as a case of conformance."""
         try:
-            made = backbone(self.config, self.dtype)
+            made = (
+                backbone(self.config, self.dtype)
+                if self.run is None
+                else run_backbone(self.run, self.config.prompts, device)
+            )
         except (BranchGRPOError, OSError, ImportError) as error:
             raise BackboneError("audit.backbone", self.config.backbone, f"loadable ({error})") from error
         return Case(
@@ -90,7 +110,7 @@ def named_dtype(name: str) -> torch.dtype:
 
 
 def make_setting(config: AuditConfig) -> Setting:
-    """Look the method up, and read the plan if there is one.
+    """An audit's own table made concrete: look the method up, and read the plan if there is one.
 
     Raises:
         InputError, PlanError: a plan file that is none.
@@ -101,6 +121,19 @@ def make_setting(config: AuditConfig) -> Setting:
     if config.log_prob:
         method = replace(method, log_prob=Reduction(config.log_prob))
     return Setting(config, method)
+
+
+def read_setting(path: Path) -> Setting:
+    """The setting of a TOML file: its table ``[audit]``, or without one the training run that it configures.
+
+    Raises:
+        InputError, OptionError: a file that is neither, or an option that is not legal.
+    """
+    document = read_document(path)
+    if not is_training(document):
+        return make_setting(config_of(path, document))
+    run = read_config(path)
+    return Setting(audit_of_run(run), build_method(run.method), run)
 
 
 def read_plan(path: Path) -> Plan:

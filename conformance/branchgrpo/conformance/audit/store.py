@@ -16,7 +16,7 @@ from branchgrpo.conformance.audit.context import Context, Data
 from branchgrpo.conformance.audit.setting import described
 from branchgrpo.conformance.subject_loading import SHORT
 
-FORMAT = 1
+FORMAT = 2
 PACKAGES = ("reference", "oracle", "optimized", "models", "training", "properties", "conformance")
 
 
@@ -45,6 +45,7 @@ def context_key(implementation: str, context: Context) -> str:
         "implementation": implementation,
         "device": str(context.subject.device),
         "setting": described(context.setting),
+        "audited": context.setting.identity.data(),
         "files": [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()],
         "expected": context.expected,
         "torch": torch.__version__,

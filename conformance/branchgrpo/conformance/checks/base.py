@@ -55,7 +55,7 @@ class Subject:
             UnsupportedError: it has not.
         """
         if name not in self.implementation.capabilities:
-            raise UnsupportedError(f"{self.implementation.name} has no operation {name}")
+            raise UnsupportedError(f"no operation {name}")
         return self.implementation
 
 
@@ -123,6 +123,11 @@ def each_supported(actions: Iterable[Callable[[], None]]) -> None:
         raise reason
 
 
+def rounding_hint(error: float) -> str:
+    """A guess, for a message, at where a relative error comes from: half a unit of float32 is 2⁻²⁵ … 2⁻²⁴."""
+    return " (float32 rounding?)" if 2.0**-28 <= error <= 2.0**-23 else ""
+
+
 def expect_close(found: torch.Tensor, wanted: torch.Tensor, limit: float, what: str) -> None:
     """Report a broken clause unless two tensors agree to ``limit`` of the largest expected entry."""
     if found.shape != wanted.shape:
@@ -132,7 +137,7 @@ def expect_close(found: torch.Tensor, wanted: torch.Tensor, limit: float, what: 
     a, b = found.detach().double().cpu(), wanted.detach().double().cpu()
     error = float((a - b).abs().max()) / max(float(b.abs().max()), 1e-300)
     if not error <= limit:
-        fail(f"{what}: off by {error:.3g} of the largest entry, {limit:.1g} allowed")
+        fail(f"{what}: off by {error:.3g} of the largest entry{rounding_hint(error)}, {limit:.1g} allowed")
 
 
 def expect_refused(action: Callable[[], object], what: str) -> None:

@@ -14,7 +14,7 @@ from branchgrpo.reference.implementation import Levels, Masks, Trace
 from branchgrpo.reference.method import tree_plan
 from branchgrpo.reference.noise import KeyedNoise
 from branchgrpo.reference.plan import Plan
-from branchgrpo.reference.protocols import Prompt, VelocityModel
+from branchgrpo.reference.protocols import NoiseKeys, NoiseRole, Prompt, VelocityModel
 from branchgrpo.reference.types import Kernel, KernelKind, Reduction
 
 LATENT = (3, 4)
@@ -74,6 +74,27 @@ def rolled(
     condition = condition_for(prompts, torch.float64, subject.device)
     settings = {**sampling(), **options}
     return implementation.rollout(plan, model or network(subject), prompts, condition, KeyedNoise(seed), **settings)
+
+
+def noise_of(trace: Trace, step: int, seed: int = 3) -> Float64[Tensor, "prompts nodes *latent"]:
+    """ξ of all children of a step of a rollout of ``rolled``, drawn once more by the keys of NOISE-3 (NOISE-1)."""
+    plan = trace.plan
+    private = draw_of(trace, NoiseRole.PRIVATE, step + 1, seed)
+    factor, spread = plan.branching[step], plan.spreads[step]
+    if factor == 1 or math.isinf(spread):
+        return private
+    norm = math.hypot(1.0, spread)
+    shared = draw_of(trace, NoiseRole.SHARED, step, seed).repeat_interleave(factor, dim=1)
+    return shared / norm + (spread / norm) * private
+
+
+def draw_of(trace: Trace, role: NoiseRole, depth: int, seed: int = 3) -> Float64[Tensor, "prompts nodes *latent"]:
+    """The keyed source's draws for all nodes of a depth, in level order, on the CPU."""
+    roots, size, latent = range(trace.plan.roots), trace.plan.level_sizes[depth], trace.states[0].shape[2:]
+    rows = [(prompt.id, root, node) for prompt in trace.prompts for root in roots for node in range(size)]
+    keys = NoiseKeys(0, role, depth, *(torch.tensor(column) for column in zip(*rows, strict=True)))
+    drawn = KeyedNoise(seed).draw(keys, tuple(latent), torch.float64, torch.device("cpu"))
+    return drawn.reshape(len(trace.prompts), -1, *latent)
 
 
 def rewards_of(trace: Trace, *targets: float) -> Float64[Tensor, "prompts leaves models"]:

@@ -9,7 +9,9 @@ from branchgrpo.conformance.checks.fixtures import (
     FLOW,
     LATENT,
     all_edges,
+    draw_of,
     network,
+    noise_of,
     prompts_of,
     rewards_of,
     rolled,
@@ -25,11 +27,13 @@ from branchgrpo.reference.family import PlanFamily
 from branchgrpo.reference.method import tree_plan
 from branchgrpo.reference.noise import KeyedNoise
 from branchgrpo.reference.options import Fusion, Normalization, Objective
-from branchgrpo.reference.protocols import Guidance
+from branchgrpo.reference.protocols import Guidance, NoiseRole
 from branchgrpo.reference.schedule import shifted_schedule
 from branchgrpo.reference.types import LeafOutput, Reduction
 
 OPEN = Objective(clip_low=0.999, clip_high=0.999)
+HALF_A_UNIT = float(torch.finfo(torch.bfloat16).eps) / 2
+"""Largest rounding error of a bf16 number in [1, 2)."""
 
 
 @operation_check
@@ -125,6 +129,17 @@ def prompts_keep_their_numbers_in_any_batch(subject: Subject) -> None:
 
 
 @operation_check
+@clause("NOISE-3")
+def children_have_the_noise_of_their_keys(subject: Subject) -> None:
+    """A root is its key's draw, a child its mean plus std·ξ of the draws of its own and its parent's key."""
+    trace = rolled(subject, small_plan(subject))
+    expect_close(trace.states[0], draw_of(trace, NoiseRole.ROOT, 0), 1e-10, "initial states")
+    for step in trace.plan.stochastic_steps:
+        made = trace.means[step].cpu() + float(trace.stds[step]) * noise_of(trace, step)
+        expect_close(trace.states[step + 1], made, 1e-10, f"children of step {step} from their keys' draws")
+
+
+@operation_check
 @clause("PLAN-9")
 def one_split_at_step_0_is_flat_grpo(subject: Subject) -> None:
     """With one split at step 0 and s = ∞ each chain has one value, one advantage: its leaf's z-score."""
@@ -208,3 +223,15 @@ def a_rounded_state_is_what_everything_reads(subject: Subject) -> None:
             mean, _ = subject.operation("transition").transition(plan, step, x.flatten(0, 1), v)
         wide = mean.reshape(x.shape).repeat_interleave(plan.branching[step], dim=1)
         expect_close(trace.means[step], wide, 1e-10, f"means of step {step} from the rounded states")
+
+
+@operation_check
+@clause("ROLL-5")
+def states_are_rounded_once(subject: Subject) -> None:
+    """A child kept in bf16 is within half a unit of mean + std·ξ: nothing was rounded on the way to it."""
+    trace = rolled(subject, small_plan(subject), storage_dtype=torch.bfloat16)
+    for step in trace.plan.stochastic_steps:
+        made = trace.means[step].double().cpu() + float(trace.stds[step]) * noise_of(trace, step)
+        half = torch.ldexp(torch.ones_like(made), torch.frexp(made).exponent - 1) * HALF_A_UNIT
+        worst = float(((trace.states[step + 1].double().cpu() - made).abs() / half).max())
+        expect(worst <= 1.01, f"children of step {step}: {worst:.3g} half units of bf16 from mean + std·ξ, at most 1")

@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from branchgrpo.conformance.checks.base import expect, needs, some, trace_check
-from branchgrpo.conformance.checks.limits import ADVANTAGE
-from branchgrpo.conformance.checks.trace_normalization import unclipped
+from branchgrpo.conformance.checks.base import expect, needs, rounding_hint, some, trace_check
+from branchgrpo.conformance.checks.trace_normalization import off, rounding, unclipped
 from branchgrpo.conformance.clauses import clause
 from branchgrpo.conformance.record import Record
 from branchgrpo.reference.windows import WindowSchedule
@@ -214,9 +213,11 @@ def advantages_sum_over_granularities(records: Sequence[Record]) -> None:
     """Where no clip binds, a child's advantage is the sum over λ of its within-group scores."""
     for r, record, depth, wanted in integrated(records):
         free = wanted.abs() <= record.normalization.clip
-        error = (record.levels["advantages"][depth] - wanted)[free].abs()
-        worst = float(error.max()) if error.numel() else 0.0
-        expect(worst <= ADVANTAGE, f"record {r}, member {record.member}: advantages off by {worst:.3g}")
+        worst = off(record.levels["advantages"][depth][free], wanted[free])
+        expect(
+            worst <= rounding(record, depth),
+            f"record {r}, member {record.member}: advantages off by {worst:.3g}{rounding_hint(worst)}",
+        )
 
 
 @trace_check
@@ -227,6 +228,9 @@ def the_sum_over_granularities_is_clipped_once(records: Sequence[Record]) -> Non
     for r, record, depth, wanted in integrated(records):
         bound = record.normalization.clip
         seen += int((wanted.abs() > bound).sum())
-        worst = float((record.levels["advantages"][depth] - wanted.clamp(-bound, bound)).abs().max())
-        expect(worst <= ADVANTAGE, f"record {r}, member {record.member}: not the clipped sum, off by {worst:.3g}")
+        worst = off(record.levels["advantages"][depth], wanted.clamp(-bound, bound))
+        expect(
+            worst <= rounding(record, depth),
+            f"record {r}, member {record.member}: not the clipped sum, off by {worst:.3g}{rounding_hint(worst)}",
+        )
     some([seen] if seen else [], "a sum over granularities that the clip binds")

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from branchgrpo.conformance.checks.base import expect, needs, some, trace_check
+from branchgrpo.conformance.checks.base import expect, needs, rounding_hint, some, trace_check
 from branchgrpo.conformance.checks.levels import leaves_under, path_log_probs
 from branchgrpo.conformance.checks.limits import VALUE
 from branchgrpo.conformance.clauses import clause
@@ -76,7 +76,8 @@ def compare_values(r: int, record: Record) -> None:
         weights = expected_weights(record, depth)
         wanted = (weights.unsqueeze(-1) * leaves_under(record, depth, record.rewards)).sum(dim=2)
         error = float((values - wanted).abs().max()) / reward_scale(record)
-        expect(error <= VALUE, f"record {r}, depth {depth}: values off by {error:.3g} of the rewards' scale")
+        hint = rounding_hint(error)
+        expect(error <= VALUE, f"record {r}, depth {depth}: values off by {error:.3g} of the rewards' scale{hint}")
 
 
 @trace_check

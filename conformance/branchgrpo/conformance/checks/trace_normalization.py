@@ -1,5 +1,6 @@
 """Trace checks of normalization, recomputed from the trace's own values."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -7,9 +8,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from branchgrpo.conformance.checks.base import expect, needs, some, trace_check
+from branchgrpo.conformance.checks.base import expect, needs, rounding_hint, some, trace_check
 from branchgrpo.conformance.checks.levels import by_tree
-from branchgrpo.conformance.checks.limits import ADVANTAGE
+from branchgrpo.conformance.checks.limits import ADVANTAGE, CONDITION, SCOPE
 from branchgrpo.conformance.clauses import clause
 from branchgrpo.conformance.record import Record
 
@@ -58,11 +59,35 @@ def z_scores(record: Record, level: Float64[Tensor, "prompts nodes"]) -> Float64
 def unclipped(record: Record, depth: int) -> Float64[Tensor, "prompts nodes"]:
     """Advantages of a depth before clipping, from the dumped values (NORM-5)."""
     values = record.levels["values"][depth]
-    weights = torch.tensor([model.weight for model in record.reward_models], dtype=torch.float64)
+    weights = weights_of(record)
     if record.normalization.order == "sum_then_normalize":
         return z_scores(record, values @ weights)
     columns = [z_scores(record, values[..., m]) for m in range(len(weights))]
     return torch.stack(columns, dim=-1) @ weights
+
+
+def rounding(record: Record, depth: int) -> float:
+    """How far a depth's advantages may be off in units of max(1, |A|): float64's rounding times their condition.
+
+    The condition is that of the worst group: the largest |value| over the std that divides it.
+    """
+    values = record.levels["values"][depth]
+    worst = 0.0
+    for level in [*values.unbind(-1), values @ weights_of(record)]:
+        for group in prompt_groups(record, level, record.normalization.std_scope):
+            if not is_equal(group):
+                worst = max(worst, float(level.abs().max() / group.std(correction=0)))
+    return ADVANTAGE + CONDITION * worst
+
+
+def weights_of(record: Record) -> Float64[Tensor, "models"]:
+    """Weights of the reward models."""
+    return torch.tensor([model.weight for model in record.reward_models], dtype=torch.float64)
+
+
+def off(found: Float64[Tensor, "*shape"], wanted: Float64[Tensor, "*shape"]) -> float:
+    """The largest error of advantages, in units of max(1, |A|)."""
+    return float(((found - wanted).abs() / wanted.abs().clamp(min=1.0)).max()) if wanted.numel() else 0.0
 
 
 @trace_check
@@ -74,22 +99,40 @@ def advantages_are_depth_wise_scores(records: Sequence[Record]) -> None:
         for depth, advantages in record.levels["advantages"].items():
             wanted, bound = unclipped(record, depth), record.normalization.clip
             free = wanted.abs() <= bound
-            error = float((advantages - wanted)[free].abs().max()) if bool(free.any()) else 0.0
-            expect(error <= ADVANTAGE, f"record {r}, depth {depth}: advantages off by {error:.3g}")
+            error = off(advantages[free], wanted[free])
+            expect(
+                error <= rounding(record, depth),
+                f"record {r}, depth {depth}: advantages off by {error:.3g}{rounding_hint(error)}",
+            )
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What one std group's advantages were divided by: the slope of A against the value, and the candidates for it."""
+    """What a set of nodes with one mean and one std was divided by: the slope of A against the value.
+
+    Attributes:
+        where: record, depth and tree.
+        slope: as found.
+        declared, other: of the std scope's std with the declared denominator, and with the other one.
+        foreign: of both denominators about the mean scope's mean; where the scopes are one, none.
+        slack: what float64's rounding may change, relative to the slope.
+    """
 
     where: str
     slope: float
-    bessel: float
-    population: float
+    declared: float
+    other: float
+    foreign: tuple[float, ...]
+    slack: float
 
-    def fits(self, candidate: float) -> bool:
-        """Whether the slope is that of a candidate; a group of thousands could not tell the two apart."""
-        return abs(self.slope - candidate) <= ADVANTAGE * abs(candidate)
+    def fits(self, candidate: float, limit: float = SCOPE) -> bool:
+        """Whether the slope is that of a candidate; a group of thousands could not tell denominators apart."""
+        return abs(self.slope - candidate) <= (limit + self.slack) * abs(candidate)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the slope is a std of the std scope's nodes, by any denominator and about any mean."""
+        return any(self.fits(candidate) for candidate in (self.declared, self.other, *self.foreign))
 
 
 def plain_records(records: Sequence[Record]) -> list[tuple[int, Record]]:
@@ -105,19 +148,33 @@ def plain_records(records: Sequence[Record]) -> list[tuple[int, Record]]:
 
 
 def scales(r: int, record: Record) -> Iterator[Scale]:
-    """The slope of every std group that is not degenerate."""
-    weight, eps = record.reward_models[0].weight, record.normalization.eps
+    """The slope of every set of nodes that share mean and std and differ."""
+    options = record.normalization
+    shared = "tree" if "tree" in (options.mean_scope, options.std_scope) else "prompt"
     for depth, advantages in record.levels["advantages"].items():
         values = record.levels["values"][depth][..., 0]
-        own, found = by_tree(record, values).flatten(0, 1), by_tree(record, advantages).flatten(0, 1)
-        for tree, group in enumerate(prompt_groups(record, values, record.normalization.std_scope)):
-            mean = prompt_groups(record, values, record.normalization.mean_scope)[tree]
-            if is_equal(mean) or is_equal(group) or is_equal(own[tree]):
-                continue
-            low, high = int(own[tree].argmin()), int(own[tree].argmax())
-            slope = float((found[tree, high] - found[tree, low]) / (own[tree, high] - own[tree, low]))
-            spreads = [weight / (float(group.std(correction=c)) + eps) for c in (1, 0)]
-            yield Scale(f"record {r}, depth {depth}, tree {tree}", slope, *spreads)
+        groups = [prompt_groups(record, values, scope) for scope in (shared, options.mean_scope, options.std_scope)]
+        found = prompt_groups(record, advantages, shared)
+        for tree, (own, mean, group) in enumerate(zip(*groups, strict=True)):
+            if not (is_equal(own) or is_equal(mean) or is_equal(group)):
+                yield scale_of(f"record {r}, depth {depth}, tree {tree}", record, (own, found[tree]), mean, group)
+
+
+def scale_of(where: str, record: Record, pairs: tuple[Tensor, Tensor], mean: Tensor, group: Tensor) -> Scale:
+    """The slope between the extremes of ``pairs``, values and advantages, and what it may have come from."""
+    options, (values, advantages) = record.normalization, pairs
+    weight, low, high = record.reward_models[0].weight, int(values.argmin()), int(values.argmax())
+    spread = float(values[high] - values[low])
+    slope = float(advantages[high] - advantages[low]) / spread
+
+    def by(squares: Tensor, correction: int) -> float:
+        return weight / (math.sqrt(float(squares.sum()) / (len(squares) - correction)) + options.eps)
+
+    squares, strange = (group - group.mean()).square(), (group - mean.mean()).square()
+    first = int(options.bessel)
+    foreign = tuple(by(strange, c) for c in (first, 1 - first)) if options.mean_scope != options.std_scope else ()
+    condition = float(group.abs().max()) / min(spread, float(group.std(correction=0)))
+    return Scale(where, slope, by(squares, first), by(squares, 1 - first), foreign, CONDITION * condition)
 
 
 @trace_check
@@ -128,30 +185,30 @@ def groups_are_whole(records: Sequence[Record]) -> None:
         for depth, advantages in record.levels["advantages"].items():
             for group in prompt_groups(record, advantages, record.normalization.mean_scope):
                 centre = abs(float(group.mean()))
-                expect(
-                    centre <= ADVANTAGE, f"record {r}, depth {depth}: a group's advantages have the mean {centre:.3g}"
-                )
+                expect(centre <= SCOPE, f"record {r}, depth {depth}: a group's advantages have the mean {centre:.3g}")
         for scale in scales(r, record):
-            wanted = f"{scale.bessel:.6g} (Bessel) or {scale.population:.6g}"
-            whole = scale.fits(scale.bessel) or scale.fits(scale.population)
-            expect(whole, f"{scale.where}: advantages scaled by {scale.slope:.6g}, the std scope's is {wanted}")
+            wanted = f"{scale.declared:.6g}, or {scale.other:.6g} by the other denominator"
+            expect(
+                scale.is_whole, f"{scale.where}: advantages scaled by {scale.slope:.6g}, the std scope's is {wanted}"
+            )
 
 
 @trace_check
 @clause("NORM-3")
 def the_std_has_the_declared_denominator(records: Sequence[Record]) -> None:
-    """The std divides by n − 1 or by n, as declared."""
-    found = [
-        scale for r, record in plain_records(records) if record.normalization.bessel for scale in scales(r, record)
-    ]
-    other = [
-        scale for r, record in plain_records(records) if not record.normalization.bessel for scale in scales(r, record)
-    ]
-    some([*found, *other], "a group with a spread")
-    for scale in found:
-        expect(not scale.fits(scale.population), f"{scale.where}: divided by the population std, Bessel's was declared")
-    for scale in other:
-        expect(not scale.fits(scale.bessel), f"{scale.where}: divided by Bessel's std, the population's was declared")
+    """The std divides by n − 1 or by n, as declared, and is about the std scope's own mean, in float64."""
+    found = [(record, scale) for r, record in plain_records(records) for scale in scales(r, record)]
+    for record, scale in some(found, "a group with a spread"):
+        if scale.fits(scale.declared, ADVANTAGE):
+            continue
+        declared = "n − 1" if record.normalization.bessel else "n"
+        error = abs(scale.slope / scale.declared - 1)
+        hint = rounding_hint(error)
+        close = scale.fits(scale.declared)
+        expect(not close, f"{scale.where}: the std is off by {error:.3g}{hint}, it is to be in float64")
+        expect(not scale.fits(scale.other), f"{scale.where}: divided by the other denominator, {declared} was declared")
+        own = not any(scale.fits(candidate) for candidate in scale.foreign)
+        expect(own, f"{scale.where}: the std is about the mean scope's mean, not about the std scope's own")
 
 
 @trace_check
@@ -182,6 +239,9 @@ def advantages_are_clipped_once(records: Sequence[Record]) -> None:
             wanted = unclipped(record, depth)
             beyond = wanted.abs() > bound
             seen += int(beyond.sum())
-            error = (advantages - wanted.clamp(-bound, bound)).abs()
-            expect(float(error.max()) <= ADVANTAGE, f"record {r}, depth {depth}: not the clipped weighted sum")
+            error = off(advantages, wanted.clamp(-bound, bound))
+            expect(
+                error <= rounding(record, depth),
+                f"record {r}, depth {depth}: not the clipped weighted sum, off by {error:.3g}{rounding_hint(error)}",
+            )
     some([seen] if seen else [], "an advantage that the clip binds")

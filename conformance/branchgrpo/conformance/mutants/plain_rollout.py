@@ -113,6 +113,10 @@ class PlainRollout:
         """A state as it is kept."""
         return state.to(dtype)
 
+    def made(self, mean: Latent, displacement: Latent, dtype: torch.dtype) -> Latent:
+        """A child before it is kept in ``dtype``."""
+        return mean + displacement
+
     def scored(self, made: Latent, stored: Latent) -> Latent:
         """The child whose log-probability is taken."""
         return stored
@@ -146,7 +150,8 @@ class PlainRollout:
             mean = mean.repeat_interleave(plan.branching[step], dim=0)
             made = mean
             if std > 0:
-                made = mean + std * self.step_noise(plan, step, prompts, noise, options).flatten(0, 1)
+                xi = self.step_noise(plan, step, prompts, noise, options).flatten(0, 1)
+                made = self.made(mean, std * xi, storage)
             states.append(self.store(made, storage))
             means.append(mean)
             scored = self.scored(made, states[-1])

@@ -91,6 +91,22 @@ class AdvantagesOfTheLeavesAtEveryDepth(PlainImplementation):
         return (*shifted[:-1], found[-1])
 
 
+@mutant("NORM-1")
+class AdvantagesInFloat32(PlainImplementation):
+    """Advantages pass through float32 on their way."""
+
+    def z_scores(self, plan: Plan, level: Tensor, options: Normalization) -> Tensor:
+        return super().z_scores(plan, level, options).float().double()
+
+
+@mutant("NORM-2")
+class BatchStdOfThePromptAlone(PlainImplementation):
+    """The std scope `batch` ends at the prompt."""
+
+    def groups(self, plan: Plan, level: Tensor, scope: str) -> list[Tensor]:
+        return super().groups(plan, level, "prompt" if scope == "batch" else scope)
+
+
 @mutant("NORM-2", published="F-rank-group")
 class GroupSplitOverTwoRanks(PlainImplementation):
     """Each half of a group is normalised by itself."""
@@ -120,6 +136,23 @@ class PopulationForBessel(PlainImplementation):
 
     def group_std(self, values: Tensor, options: Normalization) -> float:
         return super().group_std(values, replace(options, bessel=False))
+
+
+@mutant("NORM-3")
+class StdAboutTheMeanScopesMean(PlainImplementation):
+    """Deviations of the std scope's values from the mean that is subtracted."""
+
+    def z_scores(self, plan: Plan, level: Tensor, options: Normalization) -> Tensor:
+        found = super().z_scores(plan, level, options).reshape(-1, level.shape[1] // plan.roots)
+        means, stds = self.groups(plan, level, options.mean_scope), self.groups(plan, level, options.std_scope)
+        rows = []
+        for row, mean, std in zip(found, means, stds, strict=True):
+            if self.is_equal(mean) or self.is_equal(std):
+                rows.append(row)
+                continue
+            square = (std - mean.mean()).square().sum() / (len(std) - int(options.bessel))
+            rows.append(row * (self.group_std(std, options) + options.eps) / (square.sqrt() + options.eps))
+        return torch.stack(rows).reshape(level.shape)
 
 
 @mutant("NORM-4", published="F-near-equal")
@@ -264,6 +297,14 @@ class WindowMovesTheOtherWay(PlainImplementation):
         moved = abs(super().window(rule, steps, iteration).start - rule.start)
         first = rule.start - rule.direction * moved
         return range(max(1, first), min(first + rule.size, steps + 1))
+
+
+@mutant("PRUNE-5")
+class WindowMovesAnIterationEarly(PlainImplementation):
+    """Iterations are counted from 1."""
+
+    def window(self, rule: DepthWindow, steps: int, iteration: int) -> range:
+        return super().window(rule, steps, iteration + 1)
 
 
 @mutant("PRUNE-5", published="B5")
