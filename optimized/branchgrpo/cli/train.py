@@ -79,6 +79,7 @@ def parser() -> Parser:
         type=Path,
         help="refuse to start unless this audit.json passes for the same plan, backbone, dtypes and noise",
     )
+    made.add_argument("--accept-conditions", action="store_true", help="with it: adopt with conditions passes, too")
     made.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
     made.add_argument("--list-presets", action="store_true", help="list the presets and stop")
     made.add_json()
@@ -188,9 +189,11 @@ def prepare(args: argparse.Namespace, overrides: Sequence[str]) -> "TrainConfig"
     """Read the configuration and, where asked, the audit that must allow it."""
     config = configuration(args, overrides)
     if args.require_audit is not None:
-        from branchgrpo.cli.audit_gate import check_audit
+        from branchgrpo.training.audit_gate import check_audit
 
-        check_audit(args.require_audit, config)
+        check_audit(args.require_audit, config, conditions=args.accept_conditions)
+    elif args.accept_conditions:
+        raise UsageError("--accept-conditions goes with --require-audit")
     return config
 
 

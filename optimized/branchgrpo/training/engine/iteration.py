@@ -42,6 +42,10 @@ Scores = Sequence[tuple[Member, LeafScore]]
 """Scores of leaves, each with the member whose leaf it is."""
 
 
+class Abandoned(Exception):
+    """An interrupt came while an iteration was sampled: no weight has changed, and it can be sampled again."""
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
     """One accumulation part of this rank: prompts that are rolled out together, with their conditions."""
@@ -168,6 +172,7 @@ class Collector:
         decode_chunk: leaves decoded and scored at a time.
         clock: takes the time.
         log: receives the scores of all processes, on the first one; None writes none down.
+        interrupted: whether this process was asked to end.
     """
 
     task: Task
@@ -178,6 +183,7 @@ class Collector:
     decode_chunk: int
     clock: Clock
     log: Callable[[int, Scores], None] | None = None
+    interrupted: Callable[[], bool] = lambda: False
 
     @property
     def ranks(self) -> Ranks | None:
@@ -236,8 +242,15 @@ class Collector:
             model: the policy.
             parts: of this rank; every rank has as many.
             seed: of the run; keys the trained subsets.
+
+        Raises:
+            Abandoned: a process was asked to end, seen between two parts.
         """
-        found = [self.members(model, part) for part in parts]
+        found = []
+        for part in parts:
+            found.append(self.members(model, part))
+            if any(self.cluster.everyone(self.interrupted())):
+                raise Abandoned
         with self.clock.phase("tail"):
             if isinstance(self.plan, PlanFamily):
                 return [o for k in self.plan.ks for o in self.family_outcomes(self.plan, k, found)]

@@ -17,6 +17,7 @@ from branchgrpo.training.config.reading import config_hash, write_config
 from branchgrpo.training.config.schema import TrainConfig
 from branchgrpo.training.engine.distributed import Cluster, early_board, spoken, start_cluster
 from branchgrpo.training.engine.interrupt import Interrupts
+from branchgrpo.training.engine.iteration import Abandoned
 from branchgrpo.training.engine.run import Run, build_run, facts, needed_prompts, outline
 from branchgrpo.training.engine.run_folder import CONFIG, EXPORT, METRICS, RunFolder, open_run_folder
 from branchgrpo.training.engine.saving import cut, differences, find_state, restore_run, save_run
@@ -195,7 +196,12 @@ class Loop:
         while self.done < self.config.run.iterations:
             if any(self.cluster.everyone(self.interrupts.requested is not None)):
                 return self.interrupted(run, metrics)
-            metrics = self.iteration(run)
+            try:
+                metrics = self.iteration(run)
+            except Abandoned:
+                if run.scores is not None and self.cluster.main:
+                    run.scores.rewind()
+                return self.interrupted(run, metrics)
         if run.evaluator is not None and self.evaluated_at != self.done:
             self.evaluate(run)
         self.save(run)
@@ -225,7 +231,7 @@ class Loop:
             MonitorStop: a number beyond its limit, or one that is not finite; the run was saved.
         """
         number = self.done
-        measured = run.iterate(number)
+        measured = run.iterate(number, lambda: self.interrupts.requested is not None)
         start = time.perf_counter()
         metrics = run.metrics(measured)
         findings = judge(metrics, self.config.monitors)

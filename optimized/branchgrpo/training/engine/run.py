@@ -1,6 +1,7 @@
 """A run put together: method, task, policies, optimiser, averages, monitors; and one iteration of it."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,19 +108,22 @@ class Run:
         chosen = [self.plan.sampler.part(batch, self.cluster.rank, self.cluster.size, i, count) for i in range(count)]
         return [Part(prompts, self.task.condition(prompts)) for prompts in chosen]
 
-    def iterate(self, iteration: int) -> Measured:
+    def iterate(self, iteration: int, interrupted: Callable[[], bool] = lambda: False) -> Measured:
         """Roll out, score and train once.
 
         Raises:
+            Abandoned: ``interrupted`` while it was sampled.
             RewardError, ModelError: the lowest rank's, on every rank; the weights are those before the failed step.
         """
         start, clock, config = time.perf_counter(), Clock(self.task.device), self.config
         method, seed = self.plan.method, config.run.seed
         parts = self.parts(iteration)
+        if self.scores is not None and self.cluster.main:
+            self.scores.mark()
         collector = Collector(
             self.task, method, method.plan_at(iteration, seed),
             sampling_of(config.rollout, self.task, method, seed, iteration),
-            self.cluster, config.rollout.decode_chunk, clock, self.scores,
+            self.cluster, config.rollout.decode_chunk, clock, self.scores, interrupted,
         )  # fmt: skip
         outcomes = collector.collect(self.policies.rollout, parts, seed)
         costly: dict[str, float] = {}

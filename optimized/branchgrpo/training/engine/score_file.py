@@ -1,6 +1,7 @@
 """``scores.jsonl``: every leaf's score by every model, also of an iteration that failed."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +15,16 @@ class ScoreFile:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
+        self.start = 0
+
+    def mark(self) -> None:
+        """Note where an iteration begins."""
+        self.start = self.path.stat().st_size if self.path.exists() else 0
+
+    def rewind(self) -> None:
+        """Take back what was written since: the iteration will be sampled again."""
+        if self.path.exists():
+            os.truncate(self.path, self.start)
 
     def __call__(self, iteration: int, scores: Scores) -> None:
         """Append and close, so that the lines are on disk before a step fails."""
