@@ -21,7 +21,9 @@ from typing import Any
 
 ITERATIONS = 21
 EVERY = 3
-LIMIT_S = 60.0
+SHORT = 4
+"""Iterations of a run on the tiny FLUX, saved every other one."""
+LIMIT_S = 120.0
 """Longest life of a run, and of a rank after the other one was killed."""
 
 
@@ -37,7 +39,7 @@ class Job:
         stage, save: killed at this stage of the save number ``save`` (from 1) of the process; "" for another moment.
         iteration, wait_s: killed so long after this iteration was done (−1: after the start); None for never.
         parallel: ``auto`` or ``fsdp2``.
-        iterations: length of the run.
+        adapter: train an adapter on a tiny FLUX in place of the digits.
     """
 
     folder: str
@@ -49,7 +51,7 @@ class Job:
     iteration: int | None = None
     wait_s: float = 0.0
     parallel: str = "auto"
-    iterations: int = ITERATIONS
+    adapter: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,23 +74,35 @@ class Ended:
 
 
 def config_of(job: Job) -> Any:
-    """Moving window, accumulation, average, schedule, evaluations and scores, as small as it gets."""
+    """Moving window, accumulation, average, KL, schedule, evaluations and scores, as small as it gets."""
     from branchgrpo.training.config.reading import config_from
 
-    return config_from(
-        {
-            "run": {"folder": job.folder, "iterations": job.iterations, "seed": 5, "parallel": job.parallel,
-                    "device": "cpu"},
-            "method": {"preset": "mixgrpo", "settings": {"steps": 5, "group": 3, "window": 2, "period": 2}},
-            "data": {"prompts_per_iteration": 4},
-            "update": {"accumulation": 2, "inner_epochs": 2},
-            "optimizer": {"learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 3, "weight_decay": 0.1},
-            "ema": {"decay": 0.8, "every": 2},
-            "evaluation": {"every": 6, "samples": 1, "steps": 2, "grid": 0},
-            "checkpoint": {"every": EVERY, "keep": 2},
-            "logging": {"progress": False, "scores": True},
-        }
-    )  # fmt: skip
+    tree: dict[str, Any] = {
+        "run": {
+            "folder": job.folder,
+            "iterations": ITERATIONS,
+            "seed": 5,
+            "parallel": job.parallel,
+            "device": "cpu",
+        },
+        "method": {
+            "preset": "mixgrpo",
+            "settings": {"steps": 5, "group": 3, "window": 2, "period": 2},
+            "objective": {"kl": 0.02},
+        },
+        "data": {"prompts_per_iteration": 4},
+        "update": {"accumulation": 2, "inner_epochs": 2},
+        "optimizer": {"learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 3, "weight_decay": 0.1},
+        "ema": {"decay": 0.8, "every": 2},
+        "evaluation": {"every": 6, "samples": 1, "steps": 2, "grid": 0},
+        "checkpoint": {"every": EVERY, "keep": 2},
+        "logging": {"progress": False, "scores": True},
+    }
+    if job.adapter:
+        tree["model"] = {"source": "tiny-flux", "lora": {"rank": 2, "alpha": 4}}
+        tree["rewards"] = [{"name": "colour"}]
+        tree["run"]["iterations"], tree["checkpoint"]["every"], tree["evaluation"]["every"] = SHORT, 2, 0
+    return config_from(tree)
 
 
 def run(job: Job, rank: int, note: int, started: float) -> None:
@@ -156,8 +170,21 @@ def notes(path: Path) -> tuple[int, float | None]:
     return (numbers[-1] if numbers else -1), (times[0] if times else None)
 
 
+def import_flux() -> None:
+    """What a run on the tiny FLUX imports; once, before the first of them is forked."""
+    import peft  # noqa: F401
+    from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline  # noqa: F401
+    from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5Tokenizer  # noqa: F401
+
+    from branchgrpo.models.auto import import_backbones
+
+    import_backbones()
+
+
 def carry_out(job: Job) -> Ended:
     """Fork the ranks, kill one when its moment has come, and wait for all."""
+    if job.adapter:
+        import_flux()
     path = Path(job.folder).with_suffix(".notes")
     path.write_text("")
     note = os.open(path, os.O_WRONLY | os.O_APPEND)

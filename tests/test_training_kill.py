@@ -4,7 +4,7 @@ run, bit for bit."""
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import pytest
 import torch
 from helpers_checkpoint_disk import on_a_disk_of_its_own
 from helpers_checkpoints import all_equal
-from helpers_training_kill import EVERY, ITERATIONS, Ended, ForkServer, Job, config_of, moments
+from helpers_training_kill import EVERY, ITERATIONS, SHORT, Ended, ForkServer, Job, config_of, moments
 from safetensors.torch import load_file, save_file
 
+from branchgrpo.models.lora import WEIGHTS as ADAPTER
 from branchgrpo.training.checkpoint import layout, read, write
 from branchgrpo.training.checkpoint.export import load_digits
 from branchgrpo.training.checkpoint.state import TrainState
@@ -82,9 +83,9 @@ def facts(state: TrainState) -> dict[str, Any]:
     return {name: getattr(state, name) for name in names} | scalars
 
 
-def differences(found: Path, wanted: Path) -> list[str]:
+def differences(found: Path, wanted: Path, final: Sequence[str] = FINAL) -> list[str]:
     """What tells two finished runs apart; empty if nothing does."""
-    a, b = (read.load(folder / "checkpoints" / FINAL[-1]) for folder in (found, wanted))
+    a, b = (read.load(folder / "checkpoints" / final[-1]) for folder in (found, wanted))
     tensors = {
         "weights": (a.weights, b.weights),
         "optimizer": (a.optimizer.tensors, b.optimizer.tensors),
@@ -95,7 +96,7 @@ def differences(found: Path, wanted: Path) -> list[str]:
     differ += [] if records(found) == records(wanted) else ["metrics"]
     same_scores = (found / "scores.jsonl").read_bytes() == (wanted / "scores.jsonl").read_bytes()
     differ += [] if same_scores else ["scores"]
-    return differ + ([] if [p.name for p in layout.steps(found)] == FINAL else ["checkpoints"])
+    return differ + ([] if [p.name for p in layout.steps(found)] == list(final) else ["checkpoints"])
 
 
 def litter(folder: Path) -> list[str]:
@@ -215,6 +216,25 @@ def test_a_sharded_run_resumes_on_as_many_ranks_and_on_one(
     assert (state.world_size, read.load(whole_sharded[0] / "checkpoints" / FINAL[-1]).world_size) == (1, 2)
     for name, weight in single.weights.items():
         torch.testing.assert_close(state.weights[name], weight, rtol=0.0, atol=1e-4, msg=name)
+
+
+def test_a_sharded_adapter_survives_and_is_exported(server: ForkServer, tmp_path: Path) -> None:
+    """A tiny FLUX on two ranks: the checkpoint holds what is trained, and the export is what the pipeline reads."""
+    final = ["step-000002", "step-000004"]
+    wanted, folder = tmp_path / "whole", tmp_path / "run"
+    job = {"ranks": 2, "parallel": "fsdp2", "adapter": True}
+    ended = server(Job(str(wanted), **job))
+    assert (ended.codes, ended.done) == ([0, 0], SHORT), server.log.read_text()
+    ended_together(server(Job(str(folder), stage="before-retention", save=1, **job)), 0)
+    assert newest(folder) == 2
+    resumed(server, folder, 2, **job)
+    assert differences(folder, wanted, final) == []
+    state = read.load(folder / "checkpoints" / final[-1])
+    assert state.ema is not None
+    assert all("lora_" in name for name in state.weights)
+    exported = load_file(folder / "export" / ADAPTER)
+    plain = {name.replace(".default.", "."): mean for name, mean in state.ema.items()}
+    assert all_equal(exported, plain)
 
 
 # ---- a full disk, and the export -------------------------------------------------------------------------------------
