@@ -210,7 +210,7 @@ def test_a_run_that_is_going_on_or_was_killed_within_a_line(tmp_path: Path) -> N
     writer.log.close()
     text, summary = make_report(tmp_path / "run")
     assert (summary.status, summary.done, summary.planned, summary.grade) == ("open", 1, 100, "warn")
-    assert "running, or ended without a word" in text
+    assert "running or cut off" in text
     assert "No sample grid was saved" in text
 
 

@@ -103,6 +103,13 @@ MONITORS: Mapping[str, Monitor] = {
 """A monitor for every limit of the configuration, by the limit's name."""
 
 
+BROKEN = (
+    "Training has broken down. Go back to a checkpoint, and look for overflow in a low precision, a learning rate that "
+    "is too large, or a reward without bounds."
+)
+"""What to do about a number that is not finite."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One number beyond its threshold.
@@ -148,7 +155,7 @@ def judge_one(name: str, key: str, value: float, limit: Limit) -> Finding | None
     """The finding about one number; NaN and ±∞ are one whatever the thresholds, and end the run."""
     monitor = MONITORS[name]
     if not math.isfinite(value):
-        text = f"{monitor.title} ({key}) is {value}: training has broken down. {monitor.advice}"
+        text = f"{monitor.title} ({key}) is {value}. {BROKEN}"
         return Finding(name, key, "stop", value, None, text)
     levels: tuple[tuple[Level, float | None], ...] = (("stop", limit.stop), ("warn", limit.warn))
     for level, threshold in levels:
@@ -188,5 +195,5 @@ def stop_if_asked(findings: list[Finding], iteration: int) -> None:
                 if finding.threshold is None
                 else f"not {side} {finding.threshold:g} (monitors.{finding.monitor}.stop)"
             )
-            advice = MONITORS[finding.monitor].advice
+            advice = BROKEN if finding.threshold is None else MONITORS[finding.monitor].advice
             raise MonitorStop(f"{finding.key} at iteration {iteration}", finding.value, f"{legal}. {advice}")

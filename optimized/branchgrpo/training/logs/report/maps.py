@@ -43,7 +43,7 @@ def depth_svg(history: History, prefix: str, label: str) -> str | None:
             chosen = values[columns == column]
             if np.isfinite(chosen).any():
                 table[int(name) - depths[0], column] = np.nanmean(chosen)
-    figure = Figure(figsize=(11.0, min(4.5, 1.4 + 0.12 * len(depths))))
+    figure = Figure(figsize=(14.0, min(4.5, 1.4 + 0.12 * len(depths))))
     axes = figure.subplots()
     extent = (-0.5, last + 0.5, depths[-1] + 0.5, depths[0] - 0.5)
     image = axes.imshow(table, aspect="auto", interpolation="none", extent=extent, cmap="viridis")
@@ -65,7 +65,7 @@ def phases_svg(history: History) -> str | None:
     at = np.array([float(record["iteration"]) for record in history.iterations])
     rows = [np.array([record["seconds"].get(name) or 0.0 for record in history.iterations]) for name in names]
     curves = [thin(at, row) for row in rows]
-    figure = Figure(figsize=(11.0, 2.8))
+    figure = Figure(figsize=(13.0, 2.9))
     axes = figure.subplots()
     colours = [PHASE_COLOURS.get(name, GREY) for name in names]
     axes.stackplot(curves[0].at, *(curve.mean for curve in curves), labels=names, colors=colours, linewidth=0)
@@ -81,7 +81,7 @@ def findings_svg(warned: tuple[Warned, ...], iterations: int) -> str | None:
     """When each monitor was beyond a limit: a row each; None where none ever was."""
     if not warned:
         return None
-    figure = Figure(figsize=(11.0, 0.75 + 0.3 * len(warned)))
+    figure = Figure(figsize=(13.0, 0.75 + 0.3 * len(warned)))
     axes = figure.subplots()
     for row, entry in enumerate(warned):
         colour = RED if entry.level == "stop" else ORANGE

@@ -16,7 +16,7 @@ STATUS = {
     "interrupted": "interrupted",
     "stopped": "stopped by a monitor",
     "failed": "failed",
-    "open": "running, or ended without a word",
+    "open": "running or cut off",
 }
 
 
