@@ -125,15 +125,21 @@ FAULTS: dict[str, Callable[[Run], None]] = {
 }
 
 
-def torchrun(
-    folder: Path, *overrides: str, processes: int = 2, fault: str = "", resume: bool = False, timeout: float = 120.0
-) -> subprocess.CompletedProcess[str]:
-    """Run this file by torchrun; the fault happens on the last rank."""
+def torchrun_call(
+    folder: Path, *overrides: str, processes: int = 2, fault: str = "", resume: bool = False
+) -> dict[str, Any]:
+    """Arguments of ``subprocess`` that run this file by torchrun; the fault happens on the last rank."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
     environment |= {"JAXTYPING_DISABLE": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", __file__]
     arguments = [str(folder), fault, "resume" if resume else "", *overrides]
-    return subprocess.run(command + arguments, env=environment, capture_output=True, text=True, timeout=timeout)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return {"args": [*command, *arguments], "env": environment, **pipes}
+
+
+def torchrun(folder: Path, *overrides: str, resume: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run this file on two processes."""
+    return subprocess.run(**torchrun_call(folder, *overrides, resume=resume), timeout=300)
 
 
 def main(folder: str, fault: str, resume: str, *overrides: str) -> int:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,16 @@ def test_a_plan_that_will_run_dry_is_refused_at_the_start(tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """The signals' usual handlers, whatever the shell that started the tests has chosen."""
+    kept = [signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGTERM, signal.SIG_DFL)]
+    yield
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), kept, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("listening")
 def test_one_signal_is_noted_and_the_second_acts() -> None:
     with Interrupts() as interrupts:
         assert interrupts.requested is None
@@ -349,18 +360,44 @@ def test_one_signal_is_noted_and_the_second_acts() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_interrupted_run_is_saved_and_goes_on(tmp_path: Path) -> None:
-    def interrupt(iteration: int, metrics: object) -> None:
+@pytest.mark.usefixtures("listening")
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Interrupts() as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.requested is None
+
+
+@pytest.mark.usefixtures("listening")
+@pytest.mark.parametrize("moment", ["sampling", "between"])
+def test_an_interrupted_run_is_saved_and_goes_on(moment: str, tmp_path: Path) -> None:
+    """While an iteration is sampled it is left, and sampled again; otherwise it is finished."""
+
+    def between(iteration: int, metrics: object) -> None:
         if iteration == 0:
             signal.raise_signal(signal.SIGTERM)
 
-    result = run_small(tmp_path, hooks=Hooks(on_iteration=interrupt))
+    def sampling(run: Run) -> None:
+        calls = iter(range(1000))
+        inner = run.task.condition
+
+        def condition(prompts: Any) -> Any:
+            if next(calls) == 2:  # the first part of the second iteration
+                signal.raise_signal(signal.SIGTERM)
+            return inner(prompts)
+
+        run.task = replace(run.task, condition=condition)
+
+    hooks = Hooks(on_iteration=between) if moment == "between" else Hooks(on_start=sampling)
+    options = ("update.accumulation=2", "logging.scores=true")
+    result = run_small(tmp_path / "cut", *options, hooks=hooks)
     assert (result.status, result.iterations) == ("interrupted", 1)
-    assert [path.name for path in steps(tmp_path)] == ["step-000001"]
-    assert records(tmp_path, "end")[0]["text"] == "SIGTERM"
-    assert run_small(tmp_path, resume=True).status == "finished"
-    run_small(tmp_path / "whole")
-    assert largest_difference(weights_of(tmp_path), weights_of(tmp_path / "whole")) == 0.0
+    assert [path.name for path in steps(tmp_path / "cut")] == ["step-000001"]
+    assert records(tmp_path / "cut", "end")[0]["text"] == "SIGTERM"
+    assert run_small(tmp_path / "cut", *options, resume=True).status == "finished"
+    run_small(tmp_path / "whole", *options)
+    assert largest_difference(weights_of(tmp_path / "cut"), weights_of(tmp_path / "whole")) == 0.0
+    assert (tmp_path / "cut" / "scores.jsonl").read_bytes() == (tmp_path / "whole" / "scores.jsonl").read_bytes()
 
 
 @pytest.mark.slow

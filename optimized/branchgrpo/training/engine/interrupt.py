@@ -13,7 +13,7 @@ EXIT_CODE = 130
 class Interrupts:
     """Context manager that takes note of the first signal and lets the second one act as it always does.
 
-    Outside the main thread Python cannot install handlers: then nothing is changed.
+    Outside the main thread Python cannot install handlers, and a signal that is ignored (``nohup``) stays so.
 
     Attributes:
         requested: name of the signal that came, None if none did.
@@ -25,7 +25,8 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self.kept = {number: signal.signal(number, self.note) for number in SIGNALS}
+            heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self.kept = {number: signal.signal(number, self.note) for number in heard}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
