@@ -1,9 +1,9 @@
-"""A tree-structured GRPO that works node by node, foreign code of its own, and the adapter that brings it to conformance.
+"""A tree class in one file, with some of the method, and the adapter that brings it to conformance.
 
     branchgrpo conformance --impl examples.foreign_tree:TreeCode
 
-``TreeNode`` and the functions beside it know nothing of the project. ``TreeCode`` below them is the adapter, written
-from conformance/ADAPTERS.md alone.
+run from the repository's root. ``TreeNode`` and the functions beside it know nothing of the project; ``TreeCode`` below
+them is the adapter. What they do not do is unsupported. The whole method, by a stranger, is in examples/foreign.
 """
 
 import math
@@ -219,7 +219,9 @@ class TreeCode(PerNodeImplementation):
         if len(condition) != len(traces[0].prompts):
             raise ValueError("one condition a prompt")
         trees = [
-            self.tree_objective(trace, (prompt, root), model, condition, own, masks, options, reduction, reference_model)
+            self.tree_objective(
+                trace, (prompt, root), model, condition, own, masks, options, reduction, reference_model
+            )
             for trace, own, masks in zip(traces, advantages, kept, strict=True)
             for prompt in range(len(trace.prompts))
             for root in range(trace.plan.roots)

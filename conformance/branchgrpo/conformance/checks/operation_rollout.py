@@ -172,6 +172,28 @@ def families_call_equal_inputs_once(subject: Subject) -> None:
 
 
 @operation_check
+@clause("SING-1")
+def members_are_integrated_at_their_levels(subject: Subject) -> None:
+    """Every step of a member but step k is an Euler step between the levels of its plan, whatever the anchor."""
+    singular, prompts, model = subject.operation("singular_rollout"), prompts_of(2), network(subject)
+    condition = condition_for(prompts, torch.float64, subject.device)
+    for anchor in ("start", "end"):
+        family = PlanFamily(shifted_schedule(8), FLOW, (0, 2), 3, (1, 3), anchor)  # type: ignore[arg-type]
+        traces = singular.singular_rollout(family, model, prompts, condition, KeyedNoise(3), **sampling())
+        for k, granularity in family.members():
+            trace, plan, where = traces[k, granularity], family.member(k, granularity), f"member ({k}, {granularity})"
+            expect(trace.plan == plan, f"{where}, anchored at the {anchor}: another plan than the family's")
+            for step in set(range(plan.steps)) - {k}:
+                x = trace.states[step]
+                own = condition.gather(torch.arange(2).repeat_interleave(x.shape[1]))
+                sigma = torch.full((2 * x.shape[1],), plan.sigmas[step], dtype=torch.float64, device=subject.device)
+                with torch.no_grad():
+                    v = model(x.flatten(0, 1), sigma, own).reshape(x.shape)
+                what = f"means of step {step} of {where}, anchored at the {anchor}"
+                expect_close(trace.means[step], x - plan.deltas[step] * v, 1e-10, what)
+
+
+@operation_check
 @clause("GRAN-6")
 def one_granularity_is_one_split(subject: Subject) -> None:
     """With Λ = {1} the member of k has the states and advantages of the plan with one split at k."""

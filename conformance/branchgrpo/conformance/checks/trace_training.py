@@ -214,7 +214,7 @@ def dropped_edges_have_no_gradient(records: Sequence[Record]) -> None:
             leak = float(outside.abs().max()) / largest(record) if outside.numel() else 0.0
             expect(
                 leak <= COEFFICIENT,
-                f"record {r}, depth {depth}: an edge dropped or outside E has the coefficient {leak:.3g} of the largest",
+                f"record {r}, depth {depth}: an edge dropped or outside E has {leak:.3g} of the largest coefficient",
             )
 
 

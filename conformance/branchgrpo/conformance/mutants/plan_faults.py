@@ -129,6 +129,29 @@ class ContinuationWithoutItsSecondStep(PlainImplementation):
         )
 
 
+@mutant("SING-1")
+class ContinuationsBetweenOtherLevels(PlainImplementation):
+    """The levels after k + 1 are not those of the plan that is handed back."""
+
+    def singular_rollout(
+        self,
+        family: PlanFamily,
+        model: VelocityModel,
+        prompts: Sequence[Prompt],
+        condition: Condition,
+        noise: NoiseSource,
+        **options: Any,
+    ) -> dict[tuple[int, int], Trace]:
+        traces = super().singular_rollout(family, model, prompts, condition, noise, **options)
+        return {member: replace(trace, plan=family.member(*member)) for member, trace in traces.items()}
+
+    def family_member(self, family: PlanFamily, k: int, granularity: int) -> Plan:
+        plan = super().family_member(family, k, granularity)
+        first = k + 2
+        later = tuple(sigma**1.1 for sigma in plan.sigmas[first:])
+        return replace(plan, sigmas=(*plan.sigmas[:first], *later))
+
+
 @mutant("GRAN-6")
 class AnotherScheduleForFamilies(PlainImplementation):
     """Members are rolled out at levels of their own."""
