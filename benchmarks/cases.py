@@ -1,8 +1,14 @@
 """The measured quantities, each a function that gives its entry of the results."""
 
+import json
 import math
+import tempfile
+import time
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
 
 import torch
 from backbone import CHANNELS, SIZES, Flux, Recorder, prompts_and_condition
@@ -28,6 +34,8 @@ from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.presets import PRESETS, preset
 from branchgrpo.reference.protocols import Condition, Guidance, NoiseSource
 from branchgrpo.reference.types import Kernel, KernelKind, Reduction
+from branchgrpo.training.config.reading import read_config
+from branchgrpo.training.engine.loop import Hooks, train
 
 CAPACITY = 16
 """Items a denoiser call, and parents a micro-batch."""
@@ -220,3 +228,22 @@ def calls(name: str) -> list[int | None]:
 
 
 __all__ = ["PRESETS", "SIZES"]
+
+
+def train_loop_over_parts(iterations: int) -> dict[str, float]:
+    """Iterations of a training run on the tiny FLUX, from end to end, against their rollout, rewards and updates alone.
+
+    Wall time of both, the first iteration left out.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = (f"run.folder={folder}/run", f"run.iterations={iterations + 1}", "checkpoint.export=false")
+        moments: list[float] = []
+        hooks = Hooks(on_iteration=lambda *_: moments.append(time.perf_counter()))
+        train(read_config(preset="branchgrpo@tiny-flux", overrides=overrides), hooks=hooks)
+        lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+    seconds = [line["seconds"] for line in lines if line["kind"] == "iteration"][1:]
+    parts = [sum(entry[name] for name in ("rollout", "reward", "update")) for entry in seconds]
+    wholes = [after - before for before, after in pairwise(moments)]
+    ratios = sorted(whole / part for whole, part in zip(wholes, parts, strict=True))
+    found = {"ratio": median(ratios), "low": ratios[0], "high": ratios[-1], "seconds": median(wholes)}
+    return {name: float(f"{value:.4g}") for name, value in found.items()} | {"iterations": iterations}

@@ -235,10 +235,11 @@ class Loop:
         start = time.perf_counter()
         metrics = run.metrics(measured)
         findings = judge(metrics, self.config.monitors)
-        measured.seconds["monitors"] = time.perf_counter() - start
+        seconds = measured.seconds | {"monitors": time.perf_counter() - start}
+        del measured  # the trees: an evaluation grows its own
         self.done += 1
         if self.journal is not None:
-            self.journal.iteration(number, metrics, measured.seconds, findings)
+            self.journal.iteration(number, metrics, seconds, findings)
         self.end_if_asked(run, lambda: stop_if_asked(findings, number))
         if run.evaluator is not None and self.done % self.config.evaluation.every == 0:
             self.evaluate(run)
