@@ -56,7 +56,10 @@ def preset_document(name: str) -> dict[str, Any]:
         return published
     document = dict(file_of("twins", twin))
     special: Mapping[str, Any] = document.pop("methods", {}).get(method, {})
-    return laid_over(laid_over(document, {"method": published["method"]}), special)
+    own = {"method": published["method"]}
+    if "step_per" in published.get("update", {}):
+        own["update"] = {"step_per": published["update"]["step_per"]}
+    return laid_over(laid_over(document, own), special)
 
 
 def on_its_base(document: Mapping[str, Any], folder: Path, depth: int) -> dict[str, Any]:
