@@ -33,11 +33,20 @@ def edge_coefficients(masks: Mapping[int, Tensor], reduction: str) -> dict[int, 
     }
 
 
-def step_factors(masks: Mapping[int, Tensor], trace: Trace, weighting: str) -> dict[int, float]:
-    """w of every trained step: 1, or its std over the mean of the stds of the steps with an edge in E (OBJ-6)."""
-    stds = {i: float(trace.stds[i]) for i, mask in masks.items() if bool(mask.any())}
+def trained_stds(masks: Mapping[int, Tensor], trace: Trace) -> dict[int, float]:
+    """Std of every step with an edge in E (OBJ-6)."""
+    return {i: float(trace.stds[i]) for i, mask in masks.items() if bool(mask.any())}
+
+
+def factors_of(stds: Mapping[int, float], weighting: str) -> dict[int, float]:
+    """w of every trained step: 1, or its std over the mean of the stds of the distinct steps of the update (OBJ-6)."""
     mean = sum(stds.values()) / len(stds)
     return {i: std / mean if weighting == "std" else 1.0 for i, std in stds.items()}
+
+
+def step_factors(masks: Mapping[int, Tensor], trace: Trace, weighting: str) -> dict[int, float]:
+    """w of every trained step of an update of one trace (OBJ-6)."""
+    return factors_of(trained_stds(masks, trace), weighting)
 
 
 def transition_mean(plan: Plan, step: int, x: Tensor, v: Tensor) -> Tensor:
@@ -96,14 +105,16 @@ def defined_objective(
     options: Objective,
     reduction: Reduction,
     reference_model: VelocityModel | None = None,
+    factors: Mapping[int, float] | None = None,
 ) -> Float64[Tensor, ""]:
-    """J of one trace, differentiable (OBJ-1 … OBJ-7)."""
+    """J of one trace, differentiable (OBJ-1 … OBJ-7); ``factors`` are those of the whole update if it has others."""
     plan = trace.plan
     masks = trained_masks(plan, kept)
     coefficients = edge_coefficients(masks, options.reduction)
-    factors = step_factors(masks, trace, options.edge_weights)
+    own = step_factors(masks, trace, options.edge_weights)
     total = torch.zeros((), dtype=torch.float64, device=trace.states[0].device)
-    for step, factor in factors.items():
+    for step in own:
+        factor = own[step] if factors is None else factors[step]
         terms = step_terms(trace, step, model, reference_model, reduction)
         advantage = advantages[step + 1].to(total.device)
         clipped = terms.ratio.clamp(1.0 - options.clip_low, 1.0 + options.clip_high)
