@@ -22,7 +22,7 @@ Exit code 0: adopt, or adopt with the conditions that are printed. 1: reject. 2:
 EXAMPLES = """\
   branchgrpo audit                             the project's own batched implementation, minutes
   branchgrpo audit --impl mylab.grpo:Adapter   an implementation of yours (conformance/ADAPTERS.md)
-  branchgrpo audit --config run.toml           a run: the table [audit] of its configuration
+  branchgrpo audit --config run.toml           a training run, as branchgrpo train reads it; with a table [audit], that
   branchgrpo audit --mutants                   judge the judge again too, ten minutes more
 
 the table [audit], every key with its default:
@@ -51,7 +51,9 @@ def parser() -> Parser:
         default="optimized",
         help="implementation to audit; short names: optimized (default), reference, plain",
     )
-    made.add_argument("--config", metavar="FILE", type=Path, help="TOML file of a run, with a table [audit]")
+    made.add_argument(
+        "--config", metavar="FILE", type=Path, help="a training run's TOML file, or one with a table [audit]"
+    )
     made.add_argument(
         "--out", metavar="DIR", type=Path, default=Path("runs/audit"), help="where to write (default: runs/audit)"
     )
@@ -82,15 +84,15 @@ def make(args: argparse.Namespace) -> dict[str, Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from branchgrpo.conformance.audit.config import AuditConfig, read_config
+    from branchgrpo.conformance.audit.config import AuditConfig
     from branchgrpo.conformance.audit.context import Context
     from branchgrpo.conformance.audit.run import STAGES, Stage, run_audit
-    from branchgrpo.conformance.audit.setting import make_setting
+    from branchgrpo.conformance.audit.setting import make_setting, read_setting
     from branchgrpo.conformance.report import read_xfails
     from branchgrpo.conformance.subject_loading import load_subject
 
-    config = read_config(args.config) if args.config is not None else AuditConfig()
-    setting, subject = make_setting(config), load_subject(args.impl, args.device)
+    setting = read_setting(args.config) if args.config is not None else make_setting(AuditConfig())
+    subject = load_subject(args.impl, args.device)
     context = Context(subject, setting, read_xfails(args.xfails), args.mutants)
     make_folder(args.out)
     columns = (

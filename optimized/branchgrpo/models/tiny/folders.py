@@ -23,7 +23,7 @@ from branchgrpo.reference.errors import OptionError, is_integer
 class Tiny:
     """A tiny pipeline: its builder, which takes a seed, and the (frames, height, width) that it samples, in pixels."""
 
-    build: Callable[[int], Any]
+    build: Callable[..., Any]
     size: tuple[int, int, int]
 
 
