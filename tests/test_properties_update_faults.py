@@ -29,7 +29,7 @@ class KlOfDroppedEdges(OptimizedImplementation):
         zero = [tuple(torch.zeros_like(level) for level in levels) for levels in advantages]
         every = [tuple(torch.ones_like(mask) for mask in masks) for masks in kept]
         bare = replace(options, kl=0.0)
-        gain = super().objective(traces, model, condition, advantages, kept, bare, reduction)
+        gain = super().objective(traces, model, condition, advantages, kept, bare, reduction, None)
         return gain + super().objective(traces, model, condition, zero, every, options, reduction, reference_model)
 
 
