@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers_checkpoints import all_equal, trained_state_at
@@ -16,7 +17,6 @@ from helpers_training_kill import Job, config_of, small_digits
 
 from branchgrpo.training.checkpoint import read, write
 from branchgrpo.training.checkpoint.errors import CheckpointError
-from branchgrpo.training.engine.loop import Hooks, train
 
 SIZE = 3 << 20
 """Of the small disk: room for ``write.SLACK`` and some checkpoints."""
@@ -70,10 +70,12 @@ def read_only(folder: Path) -> dict[str, object]:
     return {"ro": outcome(run, older)}
 
 
-def refused(job: Job, hooks: Hooks) -> str:
+def refused(job: Job, **hooks: Any) -> str:
     """The message with which a run ends."""
+    from branchgrpo.training.engine.loop import Hooks, train
+
     try:
-        train(config_of(job), resume=job.resume, hooks=hooks)
+        train(config_of(job), resume=job.resume, hooks=Hooks(**hooks))
     except CheckpointError as error:
         return str(error)
     return ""
@@ -82,6 +84,8 @@ def refused(job: Job, hooks: Hooks) -> str:
 def full_during_a_run(folder: Path) -> dict[str, object]:
     """The disk fills up after five iterations, when a log is due; then, in the next try, while a checkpoint is written;
     with room again the run ends well."""
+    from branchgrpo.training.engine.loop import train
+
     mount("-t", "tmpfs", "-o", f"size={2 * SIZE}", "tmpfs", str(folder))
     small_digits()
     run = folder / "run"
@@ -95,8 +99,8 @@ def full_during_a_run(folder: Path) -> dict[str, object]:
             fill(folder, leave=0)
 
     found: dict[str, object] = {}
-    for moment, hooks in (("log", Hooks(on_iteration=iterated)), ("save", Hooks(on_stage=stage))):
-        message = refused(Job(str(run), resume=moment == "save"), hooks)
+    for moment, hooks in (("log", {"on_iteration": iterated}), ("save", {"on_stage": stage})):
+        message = refused(Job(str(run), resume=moment == "save"), **hooks)
         (folder / "ballast").unlink()
         newest = read.newest(run)
         found[moment] = {"message": message, "newest": None if newest is None else read.load(newest).iteration}

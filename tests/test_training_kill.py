@@ -218,6 +218,20 @@ def test_a_sharded_run_resumes_on_as_many_ranks_and_on_one(
         torch.testing.assert_close(state.weights[name], weight, rtol=0.0, atol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("parallel", ["auto", "fsdp2"])
+def test_a_run_of_one_process_goes_on_on_two(
+    parallel: str, whole: tuple[Path, Ended], server: ForkServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(whole[0], folder)
+    shutil.rmtree(folder / "checkpoints" / FINAL[-1])
+    resumed(server, folder, 18, ranks=2, parallel=parallel)
+    state, wanted = (read.load(place / "checkpoints" / FINAL[-1]) for place in (folder, whole[0]))
+    assert state.world_size == 2
+    for name, weight in wanted.weights.items():
+        torch.testing.assert_close(state.weights[name], weight, rtol=0.0, atol=1e-5, msg=name)
+
+
 def test_a_sharded_adapter_survives_and_is_exported(server: ForkServer, tmp_path: Path) -> None:
     """A tiny FLUX on two ranks: the checkpoint holds what is trained, and the export is what the pipeline reads."""
     final = ["step-000002", "step-000004"]

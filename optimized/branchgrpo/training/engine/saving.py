@@ -105,14 +105,6 @@ def differences(config: TrainConfig, state: TrainState, world_size: int) -> list
     return [*notes(state, world_size), *check_config(state, as_toml(config), config_hash(config))]
 
 
-def resume_notes(config: TrainConfig, state: TrainState | None, processes: int) -> dict[str, list[str]]:
-    """What a resume changes without forbidding it, for the log; empty without a checkpoint."""
-    if state is None:
-        return {}
-    changed = check_config(state, as_toml(config), config_hash(config))
-    return {"resumed_with": [*changed, *notes(state, processes)]}
-
-
 def restore_run(run: Run, state: TrainState) -> None:
     """Put a saved state into a freshly built run.
 
