@@ -10,7 +10,7 @@ from torch import nn
 from branchgrpo.optimized.pruning import Masks
 from branchgrpo.optimized.ranks import Ranks
 from branchgrpo.optimized.tree import Tree
-from branchgrpo.optimized.update import Parallel, accumulate_gradients
+from branchgrpo.optimized.update import Parallel, accumulate_gradients, trained_stds
 from branchgrpo.training.engine.iteration import Part, PartOutcome
 from branchgrpo.training.engine.steps import Group, Updater, groups_of
 from branchgrpo.training.monitors.measure import depth_name
@@ -74,6 +74,7 @@ def accumulate_step(updater: Updater, parts: Sequence[Part], group: Group, step:
     """
     ranks = updater.cluster.ranks
     total = updater.cluster.size * sum(len(o.tree.prompts) * o.tree.plan.roots for o in group)
+    stds = trained_stds([o.tree for o in group], [o.kept for o in group], ranks)
     active = [i for i, count in enumerate(counts) if count > 0]
     for i in active:
         mine, last = [o for o in group if o.part == i], i == active[-1]
@@ -90,6 +91,7 @@ def accumulate_step(updater: Updater, parts: Sequence[Part], group: Group, step:
                 micro_batch=updater.config.micro_batch or None,
                 reference_model=updater.policies.reference,
                 total_trees=total,
+                all_stds=stds,
                 parallel=Parallel(ranks or Alone(0, 1), owned, hold if last else nullcontext),
             )
 
