@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from helpers_checkpoints import all_equal, trained_state_at
-from helpers_training_kill import Job, config_of, small_digits
+from helpers_training_kill import EVERY, Job, config_of, small_digits
 
 from branchgrpo.training.checkpoint import read, write
 from branchgrpo.training.checkpoint.errors import CheckpointError
@@ -82,7 +82,7 @@ def refused(job: Job, **hooks: Any) -> str:
 
 
 def full_during_a_run(folder: Path) -> dict[str, object]:
-    """The disk fills up after five iterations, when a log is due; then, in the next try, while a checkpoint is written;
+    """The disk fills up after a save, when logs are due; then, in the next try, while a checkpoint is written;
     with room again the run ends well."""
     from branchgrpo.training.engine.loop import train
 
@@ -91,7 +91,7 @@ def full_during_a_run(folder: Path) -> dict[str, object]:
     run = folder / "run"
 
     def iterated(iteration: int, metrics: Mapping[str, float]) -> None:
-        if iteration == 4:
+        if iteration == EVERY - 1:  # just saved; the scores until the next save need more than the rest of a page
             fill(folder, leave=0)
 
     def stage(name: str) -> None:
