@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -415,3 +416,11 @@ def test_the_resolved_configuration_is_kept(tmp_path: Path) -> None:
 
     run_small(tmp_path, "run.iterations=1")
     assert read_config(tmp_path / "config.toml") == small(tmp_path, "run.iterations=1")
+
+
+def test_the_rooms_page_shows_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[1] / "optimized/branchgrpo/training/README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {})
+    assert (tmp_path / "runs" / "example" / "metrics.jsonl").is_file()
