@@ -13,6 +13,7 @@ import helpers_training_watch as watch
 import pytest
 import torch
 from helpers_optimized import SmallModel, accumulated, close, shapes_unchecked
+from helpers_training import records, run_small
 from helpers_training_watch import PROMPTS, WEIGHTS, outcomes_of, parts_of, task_of, updater_of, watched
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from branchgrpo.reference.errors import InputError
 from branchgrpo.reference.options import Fusion
 from branchgrpo.reference.presets import preset
 from branchgrpo.reference.types import Reduction
+from branchgrpo.training.checkpoint.layout import steps
 from branchgrpo.training.config.schema import Limit, MonitorsConfig, UpdateConfig
 from branchgrpo.training.engine.distributed import Cluster
 from branchgrpo.training.engine.iteration import PartOutcome
@@ -279,6 +281,21 @@ def test_what_is_not_finite_ends_the_run_whatever_the_limits(name: str, value: f
     assert [f.level for f in findings] == ["stop"]
     with pytest.raises(MonitorStop, match="must be finite"):
         stop_if_asked(findings, 0)
+
+
+def test_after_a_number_that_is_not_finite_the_last_good_checkpoint_stays_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from branchgrpo.training.engine import run
+
+    real = run.update_metrics
+    monkeypatch.setattr(run, "update_metrics", lambda *given: real(*given) | {"kl": seen.pop(0)})
+    seen = [0.0, math.nan]
+    with pytest.raises(MonitorStop, match="kl at iteration 1 = nan: must be finite"):
+        run_small(tmp_path, "run.iterations=3", "checkpoint.every=1")
+    assert [path.name for path in steps(tmp_path)] == ["step-000001"]
+    assert records(tmp_path)[1]["metrics"]["kl"] is None
+    assert records(tmp_path, "end")[0]["reason"] == "stopped"
 
 
 def test_diversity_is_a_share_of_the_first() -> None:

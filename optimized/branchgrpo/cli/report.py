@@ -74,5 +74,5 @@ def show(summary: "Summary", output: Path) -> None:
             table.add_row(Text(c.name), role, significant(c.first), significant(c.last), change)
         console.print(table)
     for entry in summary.warned:
-        console.print(Text(f"{entry.level}, {len(entry.iterations)} times: {entry.text}"), soft_wrap=True)
+        console.print(Text(f"{entry.level} ({len(entry.iterations)}×): {entry.text}"), soft_wrap=True)
     console.print(f"report: {output}", highlight=False, soft_wrap=True, markup=False)

@@ -228,7 +228,7 @@ class Loop:
         """One iteration, its numbers written down and judged, an evaluation and a checkpoint where they are due.
 
         Raises:
-            MonitorStop: a number beyond its limit, or one that is not finite; the run was saved.
+            MonitorStop: a number beyond its limit, and the run was saved; or one that is not finite.
         """
         number = self.done
         measured = run.iterate(number, lambda: self.interrupts.requested is not None)
@@ -265,11 +265,15 @@ class Loop:
         self.end_if_asked(run, lambda: stop_if_asked(findings, self.done))
 
     def end_if_asked(self, run: Run, ask: Callable[[], None]) -> None:
-        """Save before a monitor ends the run; all ranks have the same numbers and come here together."""
+        """Save before a monitor ends the run; all ranks have the same numbers and come here together.
+
+        After a number that is not finite nothing is saved: the newest checkpoint is the last state that can be trusted.
+        """
         try:
             ask()
-        except MonitorStop:
-            self.save(run)
+        except MonitorStop as stop:
+            if stop.finite:
+                self.save(run)
             raise
 
     def save(self, run: Run) -> None:

@@ -145,6 +145,11 @@ class Finding:
 class MonitorStop(BranchGRPOError):
     """A monitor went beyond the threshold that ends the run."""
 
+    @property
+    def finite(self) -> bool:
+        """Whether the number was finite: if not, what the run holds now cannot be trusted."""
+        return isinstance(self.value, float) and math.isfinite(self.value)
+
 
 def beyond(value: float, threshold: float | None, side: str) -> bool:
     """Whether a value is on the bad side; equal is not, and without a threshold nothing is."""
