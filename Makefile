@@ -7,7 +7,7 @@
 #   make spec    regenerate spec/traceability.md, then the clause linter
 #   make vectors regenerate spec/vectors, then recompute them in NumPy
 #   make calibrate   size and power of the statistical checks, resumable  (up to 90 minutes)
-#   make bench   time and memory of the batched path, into benchmarks/results.json (an hour; a quiet machine)
+#   make bench   time and memory of the batched path, into benchmarks/results.json (15 minutes; a quiet machine)
 #   make venv    only the virtual environment
 #   make clean   remove what was generated here, the virtual environment last
 

@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 from backbone import CHANNELS, SIZES, Flux, Recorder, prompts_and_condition
-from measure import paired, settled
+from measure import Paired, interleaved, paired, settled
 from torch import Tensor
 
 from branchgrpo.optimized.fusion import fuse
@@ -28,7 +28,7 @@ from branchgrpo.optimized.update import accumulate_gradients
 from branchgrpo.reference import rollout as reference
 from branchgrpo.reference.counts import count
 from branchgrpo.reference.family import PlanFamily
-from branchgrpo.reference.method import tree_plan
+from branchgrpo.reference.method import Method, tree_plan
 from branchgrpo.reference.options import Fusion, Normalization, Objective
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.presets import PRESETS, preset
@@ -69,21 +69,24 @@ def sampling(tokens: int, noise: NoiseSource, chunk: int | None = CAPACITY) -> S
     return Sampling(noise, (tokens, CHANNELS), torch.float32, torch.bfloat16, chunk=chunk, compile=True)
 
 
-def rollout_over_bare(size: str, noise: str, pairs: int, quick: bool) -> dict[str, float]:
-    """A rollout against the same denoiser calls alone, their inputs made beforehand."""
+def rollout_over_bare(size: str, pairs: int, quick: bool) -> dict[str, Paired]:
+    """A rollout, by source of noise, against the same denoiser calls alone, their inputs made beforehand."""
     tokens, count_ = parts(size)
-    source: NoiseSource = PhiloxNoise(1) if noise == "fast" else KeyedNoise(1)
     prompts, condition = prompts_and_condition(count_)
-    plan, model, options = dense(quick), flux(tokens), sampling(tokens, source)
+    plan, model = dense(quick), flux(tokens)
     recorder = Recorder(model)
-    rollout(plan, recorder, prompts, condition, options)
+    sources: dict[str, NoiseSource] = {"fast": PhiloxNoise(1), "keyed": KeyedNoise(1)}
+    options = {name: sampling(tokens, source) for name, source in sources.items()}
+    rollout(plan, recorder, prompts, condition, options["fast"])
 
     @torch.no_grad()
     def bare() -> None:
         for call in recorder.calls:
             model(*call)
 
-    return paired(lambda: rollout(plan, model, prompts, condition, options), bare, pairs).summary()
+    sides = [lambda name=name: rollout(plan, model, prompts, condition, options[name]) for name in sources]
+    times = interleaved([*sides, bare], pairs)
+    return {name: Paired.of([(row[i], row[-1]) for row in times]) for i, name in enumerate(sources)}
 
 
 @cache
@@ -107,7 +110,7 @@ def update(tokens: int, prompts: int, kept: Masks, quick: bool, model: object = 
     accumulate_gradients([tree], policy, condition, [advantages], [kept], WIDE, micro_batch=CAPACITY)  # type: ignore[arg-type]
 
 
-def train_over_bare(size: str, pairs: int, quick: bool) -> dict[str, float]:
+def train_over_bare(size: str, pairs: int, quick: bool) -> Paired:
     """An update against forward and backward of the same batches, with the velocity's gradient made beforehand."""
     tokens, prompts = parts(size)
     tree, _, keys, _ = grown(tokens, prompts, quick)
@@ -122,31 +125,31 @@ def train_over_bare(size: str, pairs: int, quick: bool) -> dict[str, float]:
         for call, gradient in batches:
             model(*call).backward(gradient)
 
-    return paired(lambda: update(tokens, prompts, kept, quick), bare, pairs).summary()
+    return paired(lambda: update(tokens, prompts, kept, quick), bare, pairs)
 
 
-def pruned_over_full(size: str, name: str, pairs: int) -> dict[str, float]:
+def pruned_over_full(size: str, name: str, pairs: int) -> Paired:
     """An update with one pruning rule against the update of the whole tree."""
     tokens, prompts = parts(size)
     tree, _, keys, _ = grown(tokens, prompts, False)
     full, kept = prune(tree.plan, keys, [], 0), prune(tree.plan, keys, preset(name).pruning, 0)
     one, other = (lambda masks=masks: update(tokens, prompts, masks, False) for masks in (kept, full))
-    return paired(one, other, pairs).summary()
+    return paired(one, other, pairs)
 
 
-def speedup_over_per_node(tokens: int, prompts_: int, pairs: int, quick: bool) -> dict[str, float]:
-    """The same rollout with one denoiser item a call, against ours."""
+def speedup_over_per_node(tokens: int, prompts_: int, pairs: int) -> Paired:
+    """The same rollout with one denoiser item a call, against ours; on a small plan, for the former takes its time."""
     prompts, condition = prompts_and_condition(prompts_)
-    plan, model, source = dense(quick), flux(tokens), PhiloxNoise(1)
+    plan, model, source = dense(quick=True), flux(tokens), PhiloxNoise(1)
     each = replace(sampling(tokens, source), chunk=1)
     return paired(
         lambda: rollout(plan, model, prompts, condition, each),
         lambda: rollout(plan, model, prompts, condition, sampling(tokens, source)),
         pairs,
-    ).summary()
+    )
 
 
-def reference_over_optimized(tokens: int, pairs: int, quick: bool) -> dict[str, float]:
+def reference_over_optimized(tokens: int, pairs: int, quick: bool) -> Paired:
     """The reference's rollout against ours with the same keyed numbers."""
     prompts, condition = prompts_and_condition(1)
     plan, model, source = dense(quick), flux(tokens), KeyedNoise(1)
@@ -155,7 +158,7 @@ def reference_over_optimized(tokens: int, pairs: int, quick: bool) -> dict[str, 
         lambda: reference.rollout(plan, model, prompts[0], condition, plain),
         lambda: rollout(plan, model, prompts, condition, sampling(tokens, source)),
         pairs,
-    ).summary()
+    )
 
 
 def wide_tree(splits: int) -> Tree:
@@ -170,24 +173,35 @@ def wide_tree(splits: int) -> Tree:
     return Tree(plan, tuple(prompts), states, log_probs, torch.float32, torch.device("cpu"), Reduction.MEAN)
 
 
-def tail(tree: Tree, rewards: Tensor, name: str = "branchgrpo-widpru") -> None:
+@cache
+def tail_method() -> Method:
+    """The options of the tail: the preset with width pruning."""
+    return preset("branchgrpo-widpru")
+
+
+def tail(tree: Tree, rewards: Tensor) -> None:
     """Fusion, normalization and pruning."""
-    method = preset(name)
+    method = tail_method()
     values = fuse(tree, rewards, method.fusion)
     normalize(tree.plan, values, [1.0], method.normalization)
     prune(tree.plan, leaf_keys(tree.plan, values, [1.0], method.normalization), method.pruning, 0)
 
 
-def tail_exponent(repeats: int) -> dict[str, float]:
-    """How the tail's time grows with the leaves, from 16,384 to 65,536."""
+def tail_seconds(repeats: int) -> dict[int, float]:
+    """The tail's time at 16,384 and at 65,536 leaves."""
     seconds = {}
     for splits in (7, 8):
         tree = wide_tree(splits)
         generator = torch.Generator().manual_seed(4)
         rewards = torch.randn(1, 4**splits, 1, generator=generator, dtype=torch.float64)
         seconds[4**splits] = settled(lambda tree=tree, rewards=rewards: tail(tree, rewards), repeats)
-    small, large = seconds.values()
-    return {"exponent": math.log(large / small) / math.log(4), **{str(n): s for n, s in seconds.items()}}
+    return seconds
+
+
+def tail_exponent(seconds: dict[int, float]) -> float:
+    """How the tail's time grows with the leaves between two sizes."""
+    (few, fast), (many, slow) = seconds.items()
+    return math.log(slow / fast) / math.log(many / few)
 
 
 def tail_share(tokens: int, repeats: int) -> float:
@@ -195,8 +209,8 @@ def tail_share(tokens: int, repeats: int) -> float:
     tree, _, _, condition = grown(tokens, 1, False)
     rewards = torch.randn(1, tree.plan.leaves, 1, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     options = sampling(tokens, PhiloxNoise(1))
-    whole = settled(lambda: rollout(tree.plan, flux(tokens), tree.prompts, condition, options), max(repeats // 5, 2))
-    return settled(lambda: tail(tree, rewards), repeats) / whole
+    whole = settled(lambda: rollout(tree.plan, flux(tokens), tree.prompts, condition, options), max(repeats // 3, 2))
+    return settled(lambda: tail(tree, rewards), 10 * repeats) / whole
 
 
 def stored_over_ideal_bytes() -> float:

@@ -1,14 +1,14 @@
-"""CPU time of two sides, measured in interleaved pairs."""
+"""CPU time of several sides, measured in interleaved rounds."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Median CPU seconds of two sides and the median of their pairwise ratios."""
+    """Median CPU seconds of two sides, and the median and quartiles of their ratio within a round."""
 
     one: float
     other: float
@@ -16,6 +16,14 @@ class Paired:
     low: float
     high: float
     pairs: int
+
+    @classmethod
+    def of(cls, times: Sequence[tuple[float, float]]) -> "Paired":
+        """From the times of every round."""
+        ratios = sorted(a / b for a, b in times)
+        quarter = len(ratios) // 4
+        ones, others = (median(column) for column in zip(*times, strict=True))
+        return cls(ones, others, median(ratios), ratios[quarter], ratios[-1 - quarter], len(times))
 
     def summary(self) -> dict[str, float]:
         """For the results file; ``low`` and ``high`` are the ratio's quartiles."""
@@ -30,27 +38,21 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
+def interleaved(sides: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
+    """CPU times of all sides, round by round, a later side first in each; one unmeasured round before."""
+    for side in sides:
+        side()
+    times = []
+    for first in range(rounds):
+        order = [(first + i) % len(sides) for i in range(len(sides))]
+        found = {index: cpu_seconds(sides[index]) for index in order}
+        times.append([found[index] for index in range(len(sides))])
+    return times
+
+
 def paired(one: Callable[[], object], other: Callable[[], object], pairs: int) -> Paired:
-    """Both sides in turn, the order changing from pair to pair; one unmeasured pair first."""
-    one(), other()
-    times: list[tuple[float, float]] = []
-    for i in range(pairs):
-        if i % 2:
-            second = cpu_seconds(other)
-            times.append((cpu_seconds(one), second))
-        else:
-            first = cpu_seconds(one)
-            times.append((first, cpu_seconds(other)))
-    ratios = sorted(a / b for a, b in times)
-    quarter = len(ratios) // 4
-    return Paired(
-        median(a for a, _ in times),
-        median(b for _, b in times),
-        median(ratios),
-        ratios[quarter],
-        ratios[-1 - quarter],
-        pairs,
-    )
+    """Both sides in turn, the order changing from pair to pair."""
+    return Paired.of([(a, b) for a, b in interleaved([one, other], pairs)])
 
 
 def settled(work: Callable[[], object], repeats: int) -> float:

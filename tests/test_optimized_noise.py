@@ -5,8 +5,9 @@ import torch
 from helpers_optimized import LATENT, SmallModel, condition_of, preset_plan, prompts_of, shapes_unchecked
 from torch import Tensor
 
+from branchgrpo.optimized import philox as philox_module
 from branchgrpo.optimized.noise import KeyedNoise
-from branchgrpo.optimized.philox import PhiloxNoise, host_mix, philox
+from branchgrpo.optimized.philox import PhiloxNoise, host_mix, normal_rows, philox, stream_words
 from branchgrpo.optimized.rollout import rollout
 from branchgrpo.optimized.sampling import Sampling
 from branchgrpo.reference.errors import OptionError
@@ -63,6 +64,63 @@ def test_draws_depend_on_the_key_alone(make: type) -> None:
         at = slice(i, i + 1)
         one = NoiseKeys(keys.iteration, keys.role, keys.depth, keys.prompts[at], keys.roots[at], keys.nodes[at])
         assert torch.equal(make(5).draw(one, LATENT, torch.float64, CPU)[0], whole[i])
+
+
+@SOURCES
+def test_draws_in_bulk_are_the_draws_one_by_one(make: type) -> None:
+    source = make(5)
+    several = [
+        keys_of(12),
+        keys_of(5, depth=7),
+        keys_of(3, role=NoiseRole.SHARED),
+        keys_of(2, iteration=9, role=NoiseRole.ROOT, depth=0),
+    ]
+    for found, keys in zip(source.draw_all(several, LATENT, torch.float32, CPU), several, strict=True):
+        assert torch.equal(found, source.draw(keys, LATENT, torch.float32, CPU))
+
+
+def test_keyed_draws_in_bulk_are_the_references() -> None:
+    several = [keys_of(12), keys_of(5, depth=7), keys_of(3, iteration=9, role=NoiseRole.SHARED)]
+    for found, keys in zip(KeyedNoise(8).draw_all(several, LATENT, torch.float64, CPU), several, strict=True):
+        assert torch.equal(found, ReferenceNoise(8).draw(keys, LATENT, torch.float64, CPU))
+    with pytest.raises(OptionError, match=r"noise key depth = 16777216: must be an integer in 0\.\.2\^24 − 1"):
+        KeyedNoise(8).draw(keys_of(2, depth=2**24), LATENT, torch.float64, CPU)
+
+
+def random_streams(draws: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    start, twist = torch.randint(-(2**63), 2**63 - 1, (2, draws), generator=generator)
+    return start, twist
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 100, 255, 256, 1000, 4097])
+def test_fast_numbers_do_not_depend_on_their_place_in_the_batch(size: int) -> None:
+    """Vectorised logarithms and cosines must give one number one result wherever it lies in the array."""
+    start, twist = (
+        torch.randint(-(2**63), 2**63 - 1, (37,), generator=torch.Generator().manual_seed(i)) for i in (1, 2)
+    )
+    whole = normal_rows(start, twist, size)
+    assert whole.shape == (37, size)
+    for first, last in ((0, 1), (1, 2), (3, 10), (36, 37), (5, 37)):
+        assert torch.equal(normal_rows(start[first:last], twist[first:last], size), whole[first:last])
+
+
+def test_fast_numbers_are_the_same_by_parts_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, twist = (
+        torch.randint(-(2**63), 2**63 - 1, (50,), generator=torch.Generator().manual_seed(i)) for i in (1, 2)
+    )
+    whole = normal_rows(start, twist, 130)
+    for block in (1, 300, 1000, 2**30):
+        monkeypatch.setattr(philox_module, "BLOCK", block)
+        assert torch.equal(normal_rows(start, twist, 130), whole)
+
+
+def test_stream_words_are_splitmix64() -> None:
+    """Known answers of SplitMix64 with seed 1234567, whose first word is the finaliser of seed + γ."""
+    found = stream_words(torch.tensor(1234567), torch.tensor(0), torch.arange(1, 6))
+    known = (6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821)
+    assert tuple(int(word) % 2**64 for word in found) == known
+    assert len(set(stream_words(torch.tensor(5), torch.tensor(77), torch.arange(2**16)).tolist())) == 2**16
 
 
 @SOURCES

@@ -87,6 +87,36 @@ def test_every_preset_agrees_from_rollout_to_gradient(name: str) -> None:
     assert close(gradients(moved, values_j[1]), gradients(moved, values_j[0]))
 
 
+def test_a_large_tree_agrees_with_shapes_checked() -> None:
+    """As above; only the reference runs unchecked."""
+    name = "branchgrpo-widpru"
+    method, plan = preset(name), preset_plan(name)
+    reference, optimized = pair(chunk=11)
+    model, prompts, condition, noise = SmallModel(1), prompts_of(3), condition_of(3), KeyedNoise(11)
+    options, rewards = options_of(0, method.log_prob), rewards_of(plan, 3, 2, 4)
+    with shapes_unchecked():
+        expected = reference.rollout(plan, model, prompts, condition, noise, **options)
+        values = reference.fuse(expected, rewards, method.fusion)
+        advantages = reference.normalize(plan, values, [1.0, 0.5], method.normalization)
+        keys = reference.leaf_keys(plan, values, [1.0, 0.5], method.normalization)
+        kept = reference.prune(plan, keys, method.pruning, 0)
+    found = optimized.rollout(plan, model, prompts, condition, noise, **options)
+    assert all_close(found.states, expected.states)
+    assert all_close(found.log_probs, expected.log_probs)
+    assert all_close(optimized.fuse(expected, rewards, method.fusion), values)
+    assert all_close(optimized.normalize(plan, values, [1.0, 0.5], method.normalization), advantages)
+    assert close(optimized.leaf_keys(plan, values, [1.0, 0.5], method.normalization), keys)
+    assert all(torch.equal(a, b) for a, b in zip(optimized.prune(plan, keys, method.pruning, 0), kept, strict=True))
+    with torch.no_grad():
+        model.weight.mul_(1.02)
+    arguments = ([expected], model, condition, [advantages], [kept], method.objective, method.log_prob, None)
+    with shapes_unchecked():
+        expected_j = reference.objective(*arguments)
+    found_j = optimized.objective(*arguments)
+    assert same_objective(found_j, expected_j, advantages)
+    assert close(gradients(model, found_j), gradients(model, expected_j))
+
+
 @shapes_unchecked()
 @QUICK
 @given(plan=plans(), reduction=st.sampled_from(list(Reduction)), chunk=st.sampled_from([None, 1, 3]))

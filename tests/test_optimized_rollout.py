@@ -196,6 +196,35 @@ def test_faults_of_a_model_are_named() -> None:
         rollout(plan, Faulty("dtype"), prompts, condition, sampling())
 
 
+class Large(SmallModel):
+    """Velocities that grow beyond float16 below a noise level."""
+
+    def forward(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
+        return torch.where((sigma < 0.93)[:, None, None], 1e7, super().forward(x, sigma, condition))
+
+
+@pytest.mark.parametrize("name", ["branchgrpo", "branchgrpo-mix"])
+@shapes_unchecked()
+def test_an_overflow_of_the_storage_dtype_is_named(name: str) -> None:
+    """Of a stochastic step or, where sampling is mixed, of a deterministic one."""
+    plan, prompts, condition = preset_plan(name), prompts_of(2), condition_of(2)
+    step = next(i for i, sigma in enumerate(plan.sigmas) if sigma < 0.93)
+    assert (step in plan.stochastic_steps) == (name == "branchgrpo")
+    where = f"children at step {step}, node 0 of prompt {prompts[0].id} = '±inf': must be within ±65504, the range of"
+    for arithmetic in (torch.float32, torch.float64):
+        model, options = Large(1, dtype=arithmetic), sampling(dtype=arithmetic, storage_dtype=torch.float16)
+        with pytest.raises(ModelError, match=where + r" torch\.float16, in which states are stored"):
+            rollout(plan, model, prompts, condition, options)
+    rollout(plan, Large(1), prompts, condition, sampling(storage_dtype=torch.bfloat16))
+
+
+@shapes_unchecked()
+def test_a_velocity_beyond_the_range_of_a_half_precision_arithmetic_is_named() -> None:
+    options = sampling(dtype=torch.float16, storage_dtype=torch.float16)
+    with pytest.raises(ModelError, match=r"velocity at step .* must be finite and within ±65504, the range of torch"):
+        rollout(preset_plan("branchgrpo"), Large(1, dtype=torch.float16), prompts_of(2), condition_of(2), options)
+
+
 class NoSync(TorchDispatchMode):
     """Refuses what makes the CPU wait for a device."""
 
@@ -219,6 +248,7 @@ def test_no_rollout_step_waits_for_the_device(chunk: int | None) -> None:
     growth, _ = shared_growth([plan])
     grower = Grower(growth, prompts_of(2), condition_of(2), options)
     with NoSync():
-        grower.grow(SmallModel(1))
+        finite = grower.grow(SmallModel(1))
+    assert bool(finite)
     grower.judge_stochastic_steps()
     assert grower.finite.fault(tuple(prompts_of(2))) is None

@@ -13,43 +13,66 @@ from branchgrpo.reference.protocols import Condition, Prompt, VelocityModel
 
 @dataclass(frozen=True)
 class Place:
-    """Where some of a call's items live: flat indices into a level ``[prompts, R·n_d]``, for messages."""
+    """Where some of a call's items live: flat indices into a level ``[prompts, R·n_d]``, for messages.
+
+    Attributes:
+        step, width, roots, items: of the items, which are parents.
+        stored: None for a judgement of their velocities; of their children, the dtype in which these are stored.
+    """
 
     step: int
     width: int
     roots: int
     items: range | Int64[Tensor, "items"]
+    stored: torch.dtype | None = None
+
+    def error(self, flat: int, prompts: tuple[Prompt, ...], arithmetic: torch.dtype) -> ModelError:
+        """What is wrong with item ``flat``.  Clause: ERR-3."""
+        prompt = prompts[flat // (self.roots * self.width)].id
+        where = f"step {self.step}, node {flat % self.width} of prompt {prompt}"
+        if self.stored is not None:
+            return ModelError(f"children at {where}", "±inf", f"{reach(self.stored)}, in which states are stored")
+        legal = f"finite and {reach(arithmetic)}, the arithmetic's" if arithmetic is torch.float16 else "finite"
+        return ModelError(f"velocity at {where}", "NaN or ±inf", legal)
+
+
+def reach(dtype: torch.dtype) -> str:
+    """The range of a dtype, for messages."""
+    return f"within ±{torch.finfo(dtype).max:g}, the range of {dtype}"
 
 
 @dataclass(frozen=True, eq=False)
 class FiniteLog:
-    """Which items had a finite velocity, kept on the device: no synchronisation before ``verify``.  Clause: ERR-3."""
+    """Which items had a finite velocity, kept on the device: no synchronisation before ``verify``.  Clause: ERR-3.
 
-    entries: list[tuple[Place, Bool[Tensor, "items"]]] = field(default_factory=list)
+    Attributes:
+        arithmetic: dtype in which velocities are used; one of small range is named in the message.
+        entries: judgements so far.
+    """
+
+    arithmetic: torch.dtype = torch.float32
+    entries: list[tuple[list[Place], Bool[Tensor, "items"]]] = field(default_factory=list)
 
     def record(self, places: list[Place], v: Float[Tensor, "items *latent"]) -> None:
         """Note for every item whether all its elements are finite."""
-        finite = torch.isfinite(v).flatten(1).all(dim=1)
-        sizes = [len(place.items) for place in places]
-        self.entries.extend(zip(places, torch.split(finite, sizes), strict=True))
+        self.entries.append((places, torch.isfinite(v).flatten(1).all(dim=1)))
 
     def record_flags(self, place: Place, finite: Bool[Tensor, "items"]) -> None:
         """Note flags that were found another way."""
-        self.entries.append((place, finite))
+        self.entries.append(([place], finite))
 
     def fault(self, prompts: tuple[Prompt, ...]) -> ModelError | None:
-        """The error of the first item, by step and then by place, whose velocity was not finite; None if all were."""
+        """The error of the first item, by step and then by place, that was not finite; None if all were."""
         if not self.entries or bool(torch.stack([finite.all() for _, finite in self.entries]).all()):
             return None
         bad = [
-            (place.step, int(place.items[item]), place)
-            for place, finite in self.entries
+            (place.step, int(place.items[item]), place.stored is not None, place)
+            for places, flags in self.entries
+            for place, finite in zip(places, torch.split(flags, [len(p.items) for p in places]), strict=True)
             for item in (~finite).nonzero().flatten().tolist()
         ]
-        step, flat, place = min(bad, key=lambda entry: entry[:2])
-        prompt = prompts[flat // (place.roots * place.width)].id
-        where = f"step {step}, node {flat % place.width} of prompt {prompt}"
-        return ModelError(f"velocity at {where}", "NaN or ±inf", "finite")
+        _, flat, _, place = min(bad, key=lambda entry: entry[:3])
+        return place.error(flat, prompts, self.arithmetic)
 
     def verify(self, prompts: tuple[Prompt, ...], ranks: Ranks | None = None) -> None:
         """Raise the ``fault``; with ranks, the lowest rank's on every rank.

@@ -22,17 +22,19 @@ def softmax_fusion(
     """Bottom-up: each parent's value is the softmax-weighted mean of its children's values.
 
     Clause: FUSE-2, FUSE-3, FUSE-4.  With ``subtree`` a child is scored by β·log p + logsumexp of its own subtree:
-    the path softmax, nested; without, by its own edge alone: the child softmax.  A single child keeps its value.
+    the path softmax, nested; without, by its own edge alone: the child softmax.  A single child hands its value on: the
+    entries of both depths are one array.
     """
     values, log_sum = rewards, torch.zeros(rewards.shape[:2], dtype=torch.float64)
+    prompts, models = rewards.shape[0], rewards.shape[2]
     levels = [values]
     for depth in range(tree.plan.steps, 0, -1):
         edges, factor = edge_scores(tree, depth), tree.plan.branching[depth - 1]
-        scores = log_sum if edges is None else log_sum + beta * edges
+        scores = log_sum if edges is None else torch.add(log_sum, edges, alpha=beta)
         if factor > 1:
-            siblings = torch.unflatten(scores, 1, (-1, factor))
-            weights = torch.softmax(siblings, dim=-1)
-            values = (weights.unsqueeze(-1) * torch.unflatten(values, 1, (-1, factor))).sum(dim=2)
+            siblings = scores.reshape(prompts, -1, factor)
+            weights = torch.softmax(siblings, dim=-1).unsqueeze(-1)
+            values = (weights * values.reshape(prompts, -1, factor, models)).sum(dim=2)
             scores = torch.logsumexp(siblings, dim=-1)
         log_sum = scores if subtree else torch.zeros_like(scores)
         levels.append(values)
@@ -78,7 +80,9 @@ def fuse(tree: Tree, rewards: Float64[Tensor, "prompts leaves models"], options:
     expected = tuple(tree.leaves.shape[:2])
     if tuple(rewards.shape[:2]) != expected:
         raise RewardError("rewards: shape", tuple(rewards.shape), f"{(*expected, 'models')}")
-    for prompt, leaf, model in torch.nonzero(~torch.isfinite(rewards)).tolist():
+    finite = torch.isfinite(rewards)
+    if not bool(finite.all()):
+        prompt, leaf, model = torch.nonzero(~finite)[0].tolist()
         where = f"reward of leaf {leaf}, prompt {tree.prompts[prompt].id}, model {model}"
         raise RewardError(where, rewards[prompt, leaf, model].item(), "finite")
     if options.kind == "standardised":

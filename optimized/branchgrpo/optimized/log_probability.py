@@ -52,6 +52,24 @@ def log_probability(
     return squared_distance(child, mean, reduction) * (-0.5 / (std * std)) - constant
 
 
+def log_density(
+    distance: Float64[Tensor, "items"], std: Float64[Tensor, "items"], elements: int, reduction: Reduction
+) -> Float64[Tensor, "items"]:
+    """log N(child; mean, std²·I) from ‖child − mean‖, reduced.
+
+    Clause: LOGP-1, LOGP-2, LOGP-3.
+
+    Args:
+        distance: ≥ 0, of children as stored.
+        std: > 0, by which the noise was really scaled.
+        elements: D.
+        reduction: ``sum`` or ``mean`` over the D elements.
+    """
+    terms = elements if reduction is Reduction.SUM else 1
+    squares = (distance / std).square_().mul_(-0.5 * terms / elements)
+    return squares.sub_((torch.log(std) + 0.5 * math.log(2.0 * math.pi)).mul_(terms))
+
+
 def gaussian_kl(
     mean: Float[Tensor, "items *latent"],
     mean_ref: Float[Tensor, "items *latent"],

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from branchgrpo.reference.errors import OptionError
+from branchgrpo.reference.errors import OptionError, is_integer
 from branchgrpo.reference.keys import ROLE_CODES, keyed_generator
 from branchgrpo.reference.protocols import NoiseKeys, NoiseRole
 
@@ -37,32 +37,60 @@ class KeyedNoise:
     def draw(
         self, keys: NoiseKeys, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Float[Tensor, "draws *latent"]:
-        """One standard normal tensor a key.
+        """One standard normal tensor a key."""
+        return self.draw_all([keys], shape, dtype, device)[0]
 
-        One generator serves all keys: its counter is set to the key's place (0, prompt, role·2⁵⁶ + depth·2³² + root,
-        node), which ``keyed_generator`` defines and a new generator would start from.
+    def draw_all(
+        self, keys: Sequence[NoiseKeys], shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        """The draws of several key sets.
+
+        One generator serves all keys of an iteration: its counter is set to the key's place (0, prompt,
+        role·2⁵⁶ + depth·2³² + root, node), which ``keyed_generator`` defines and a new generator would start from.
         """
-        rows = np.empty((len(keys.nodes), *shape))
-        parts = [keys.prompts.tolist(), keys.roots.tolist(), keys.nodes.tolist()]
-        check_keys(*parts)
-        generator = keyed_generator(self.seed, keys.iteration, keys.role, depth=keys.depth)
-        source: Any = generator.bit_generator
-        fresh: Any = source.state
-        counter, base = fresh["state"]["counter"], ROLE_CODES[keys.role] << 56 | keys.depth << 32
-        for row, prompt, root, node in zip(rows, *parts, strict=True):
-            counter[1], counter[2], counter[3] = prompt, base | root, node
-            source.state = fresh
-            generator.standard_normal(out=row)
-        return torch.from_numpy(rows).to(device=device, dtype=dtype)
+        counts = [len(k.nodes) for k in keys]
+        rows, first = np.empty((sum(counts), *shape)), 0
+        sources = {iteration: fresh_generator(self.seed, iteration) for iteration in {k.iteration for k in keys}}
+        for one, count in zip(keys, counts, strict=True):
+            fill_rows(rows[first : first + count], one, *sources[one.iteration])
+            first += count
+        return torch.split(torch.from_numpy(rows).to(device=device, dtype=dtype), counts)
 
 
-def check_keys(prompts: list[int], roots: list[int], nodes: list[int]) -> None:
-    """Prompts and nodes in 0..2⁶³ − 1, roots in 0..2³² − 1.  Clause: NOISE-4.
+def fresh_generator(seed: int, iteration: int) -> tuple[np.random.Generator, dict[str, Any]]:
+    """The generator of an iteration and its state before the first number, in plain integers.  Clause: NOISE-4."""
+    generator = keyed_generator(seed, iteration, NoiseRole.ROOT)
+    fresh: Any = generator.bit_generator.state
+    key, buffer = (tuple(words.tolist()) for words in (fresh["state"]["key"], fresh["buffer"]))
+    return generator, {**fresh, "state": {"key": key}, "buffer": buffer}
+
+
+def fill_rows(rows: Any, keys: NoiseKeys, generator: np.random.Generator, state: dict[str, Any]) -> None:
+    """Draw one float64 row a key, whose counter is put into the generator's state.  Clause: NOISE-4."""
+    parts = [keys.prompts.tolist(), keys.roots.tolist(), keys.nodes.tolist()]
+    check_keys(keys.depth, *parts)
+    source: Any = generator.bit_generator
+    words, base = state["state"], ROLE_CODES[keys.role] << 56 | keys.depth << 32
+    for row, prompt, root, node in zip(rows, *parts, strict=True):
+        words["counter"] = (0, prompt, base | root, node)
+        source.state = state
+        generator.standard_normal(out=row)
+
+
+def check_keys(depth: int, prompts: list[int], roots: list[int], nodes: list[int]) -> None:
+    """Depth in 0..2²⁴ − 1, prompts and nodes in 0..2⁶³ − 1, roots in 0..2³² − 1.  Clause: NOISE-4.
 
     Raises:
         OptionError: names the part at fault.
     """
-    for name, values, bits in (("prompt", prompts, 63), ("root", roots, 32), ("node", nodes, 63)):
+    if not is_integer(depth):
+        raise OptionError("noise key depth", depth, "an integer in 0..2^24 − 1")
+    for name, values, bits in (
+        ("depth", [depth], 24),
+        ("prompt", prompts, 63),
+        ("root", roots, 32),
+        ("node", nodes, 63),
+    ):
         for value in (min(values), max(values)):
             if not 0 <= value < 2**bits:
                 raise OptionError(f"noise key {name}", value, f"an integer in 0..2^{bits} − 1")
@@ -96,8 +124,8 @@ class Places:
     def prompt_rows(self, width: int, first: int, last: int) -> Int64[Tensor, "items"]:
         """For every node of the range the row of its prompt."""
         if width not in self.rows:
-            whole = torch.arange(len(self.prompt_ids) * self.roots * width, device=self.device)
-            self.rows[width] = whole // (self.roots * width)
+            whole = torch.arange(len(self.prompt_ids), device=self.device)
+            self.rows[width] = whole.repeat_interleave(self.roots * width)
         return self.rows[width][first:last]
 
 

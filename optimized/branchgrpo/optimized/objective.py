@@ -1,19 +1,22 @@
 """The clipped objective over kept edges, parent by parent (spec: objective)."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, no_type_check
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from branchgrpo.optimized.denoiser import FiniteLog, Place, velocity
-from branchgrpo.optimized.kernels import step_coefficients
-from branchgrpo.optimized.log_probability import gaussian_kl, log_probability
-from branchgrpo.optimized.tree import Levels, Tree
+from branchgrpo.optimized.log_probability import log_density
+from branchgrpo.optimized.table import Table
+from branchgrpo.optimized.tree import Tree
 from branchgrpo.optimized.work import Work
 from branchgrpo.reference.options import Objective
 from branchgrpo.reference.protocols import Condition, VelocityModel
+from branchgrpo.reference.types import Reduction
 
 
 def clipped_surrogate(
@@ -24,6 +27,13 @@ def clipped_surrogate(
     Clause: OBJ-2.  Source: PPO (arXiv 1707.06347) Eq. 7; BranchGRPO Eq. 9; G²RPO Eq. 7.
     """
     return torch.minimum(rho * advantage, rho.clamp(1.0 - low, 1.0 + high) * advantage)
+
+
+def is_clipped(
+    rho: Float64[Tensor, "edges"], advantage: Float64[Tensor, "edges"], low: float, high: float
+) -> Bool[Tensor, "edges"]:
+    """Where the surrogate does not change with ρ: a ratio beyond the range on the side that the advantage favours."""
+    return torch.where(advantage > 0.0, rho > 1.0 + high, rho < 1.0 - low)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +60,18 @@ class Policies:
     condition: Condition
 
 
-def parent_states(trees: Sequence[Tree], batch: Sequence[Work]) -> Float[Tensor, "parents *latent"]:
-    """The stored states of a batch's parents, in the dtype and on the device of the arithmetic.  Clause: ROLL-5."""
-    first = trees[0]
-    states = [trees[w.tree].states[w.step].flatten(0, 1)[w.parents] for w in batch]
-    return torch.cat([state.to(first.device, first.dtype, non_blocking=True) for state in states])
+def stored_states(trees: Sequence[Tree], batch: Sequence[Work], *, children: bool) -> Float[Tensor, "items *latent"]:
+    """The stored states of a batch's parents, or of its edges' children, on the arithmetic's device.
+
+    Clause: ROLL-5.
+    """
+    states = []
+    for work in batch:
+        level = trees[work.tree].states[work.step + children].flatten(0, 1)
+        index = work.edges if children else work.parents
+        states.append(level.index_select(0, index.to(level.device, non_blocking=True)))
+    joined = states[0] if len(states) == 1 else torch.cat(states)
+    return joined.to(trees[0].device, non_blocking=True)
 
 
 def parent_velocities(
@@ -62,128 +79,145 @@ def parent_velocities(
     x: Float[Tensor, "parents *latent"],
     trees: Sequence[Tree],
     batch: Sequence[Work],
+    table: Table,
     condition: Condition,
     finite: FiniteLog,
 ) -> Float[Tensor, "parents *latent"]:
     """One call for the parents of a batch, whatever their steps and prompts.  Clause: ROLL-3, ERR-3."""
-    plans = [trees[w.tree].plan for w in batch]
-    pairs = list(zip(plans, batch, strict=True))
-    sigma = torch.cat(
-        [torch.full((len(w.parents),), p.sigmas[w.step], dtype=x.dtype, device=x.device) for p, w in pairs]
-    )
-    rows = torch.cat([w.parents // (p.roots * p.level_sizes[w.step]) for p, w in pairs]).to(x.device)
-    v = velocity(model, x, sigma, condition.gather(rows), batch[0].step)
+    v = velocity(model, x, table.sigmas, condition, batch[0].step)
+    plans = [trees[work.tree].plan for work in batch]
+    pairs = zip(plans, batch, strict=True)
     finite.record([Place(w.step, p.level_sizes[w.step], p.roots, w.parents) for p, w in pairs], v.detach())
     return v
 
 
+@no_type_check
+class Attached(torch.autograd.Function):
+    """A value whose gradient is already known."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        """The value, as a function of ``v`` with the given gradient."""
+        ctx.save_for_backward(gradient)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        """Chain rule."""
+        (gradient,) = ctx.saved_tensors
+        return gradient * upstream, None, None
+
+
 @dataclass(frozen=True, eq=False)
-class Edges:
-    """The kept edges of a batch, all steps in one row of arrays on the arithmetic's device.
+class Means:
+    """Transition means of a batch's parents, from which their children's log-probabilities and the gradient follow.
 
     Attributes:
-        owner: position of every edge's parent in the batch.
-        alpha, gamma: of every parent's step, in the arithmetic's dtype, shaped to multiply states.
-        stds: of every edge.
-        children: as stored.
-        old_log_probs, advantages: of every edge.
-        coefficients: in J; ``weights`` times the step's weight.
+        table: the batch's part of the table.
+        mean: μ of every parent, in float64 (LOGP-5), but rounded as in the rollout.
+        share: 1, or 1/D under the mean reduction.
     """
 
-    owner: Int64[Tensor, "edges"]
-    alpha: Float[Tensor, "parents *ones"]
-    gamma: Float[Tensor, "parents *ones"]
-    stds: Float64[Tensor, "edges"]
-    children: Float[Tensor, "edges *latent"]
-    old_log_probs: Float64[Tensor, "edges"]
-    advantages: Float64[Tensor, "edges"]
-    coefficients: Float64[Tensor, "edges"]
-    weights: Float64[Tensor, "edges"]
+    table: Table
+    mean: Float64[Tensor, "parents *latent"]
+    share: float
 
-    def means(
-        self, x: Float[Tensor, "parents *latent"], v: Float[Tensor, "parents *latent"]
-    ) -> Float[Tensor, "edges *latent"]:
-        """Transition mean of every edge.  Clause: KERN-2 … KERN-4."""
-        return (self.alpha * x + self.gamma * v).index_select(0, self.owner)
+    @classmethod
+    def of(
+        cls,
+        table: Table,
+        x: Float[Tensor, "parents *latent"],
+        v: Float[Tensor, "parents *latent"],
+        reduction: Reduction,
+    ) -> "Means":
+        """μ = α x + γ v.  Clause: KERN-2 … KERN-4."""
+        shape, elements = (-1, *(1,) * (x.ndim - 1)), math.prod(x.shape[1:])
+        mean = (table.alpha.reshape(shape) * x).add_(table.gamma.reshape(shape) * v)
+        return cls(table, mean.double(), 1.0 if reduction is Reduction.SUM else 1.0 / elements)
+
+    def offsets(self, children: Float[Tensor, "edges *latent"]) -> Float64[Tensor, "edges elements"]:
+        """child − μ of every edge."""
+        single = len(children) == len(self.mean)
+        mean = self.mean if single else self.mean.index_select(0, self.table.owner)
+        return (children - mean).flatten(1)
+
+    def pulled(
+        self, offsets: Float64[Tensor, "edges elements"], pull: Float64[Tensor, "edges"]
+    ) -> Float64[Tensor, "parents elements"]:
+        """Σ over a parent's edges of pull·(child − μ)·share/std²; overwrites the offsets."""
+        scaled = offsets.mul_((pull * self.share / self.table.stds.square()).unsqueeze(1))
+        if len(scaled) == len(self.mean):
+            return scaled
+        total = torch.zeros(len(self.mean), scaled.shape[1], dtype=scaled.dtype, device=scaled.device)
+        return total.index_add_(0, self.table.owner, scaled)
+
+    def velocity_gradient(
+        self, mean_gradient: Float64[Tensor, "parents elements"], v: Float[Tensor, "parents *latent"]
+    ) -> Float[Tensor, "parents *latent"]:
+        """∂/∂v = γ·∂/∂μ."""
+        return mean_gradient.mul_(self.table.gamma.unsqueeze(1)).to(v.dtype).reshape(v.shape)
 
 
-def batch_edges(
-    trees: Sequence[Tree],
-    advantages: Sequence[Levels],
-    batch: Sequence[Work],
-    weights: Mapping[int, float],
-    x: Float[Tensor, "parents *latent"],
-) -> Edges:
-    """Gather a batch's edges from the trees.  Clause: OBJ-1, OBJ-3, LOGP-3."""
-    rows: dict[str, list[Tensor]] = {name: [] for name in ("child", "old", "advantage")}
-    steps, first, owners = [step_coefficients(trees[w.tree].plan, w.step) for w in batch], 0, []
-    for work in batch:
-        tree, old = trees[work.tree], trees[work.tree].log_probs[work.step]
-        assert old is not None, "a trained step has log-probabilities"
-        states = tree.states[work.step + 1].flatten(0, 1)
-        rows["child"].append(states[work.edges].to(x.device, non_blocking=True))
-        rows["old"].append(old.flatten()[work.edges.to(old.device, non_blocking=True)].to(x.device))
-        rows["advantage"].append(advantages[work.tree][work.step + 1].flatten()[work.edges])
-        owners.append(work.owner + first)
-        first += len(work.parents)
-    parents = torch.tensor([len(w.parents) for w in batch])
-    numbers = [(s.alpha, s.gamma, s.std, weights[w.step]) for s, w in zip(steps, batch, strict=True)]
-    table = torch.tensor(numbers, dtype=torch.float64)
-    alpha, gamma, std, weight = table.repeat_interleave(parents, dim=0, output_size=first).unbind(1)
-    owner, coefficient = torch.cat(owners), torch.cat([w.coefficient for w in batch])
-    shape = (-1, *(1,) * (x.ndim - 1))
-    placed = [
-        t.to(x.device, non_blocking=True)
-        for t in (owner, alpha.to(x.dtype), gamma.to(x.dtype), std[owner], torch.cat(rows["advantage"]), coefficient)
-    ]
-    return Edges(
-        owner=placed[0],
-        alpha=placed[1].reshape(shape),
-        gamma=placed[2].reshape(shape),
-        stds=placed[3],
-        children=torch.cat(rows["child"]),
-        old_log_probs=torch.cat(rows["old"]),
-        advantages=placed[4],
-        coefficients=placed[5],
-        weights=placed[5] * weight[owner].to(x.device, non_blocking=True),
-    )
+@torch.no_grad()
+def edge_terms(
+    means: Means,
+    fixed: Means | None,
+    children: Float[Tensor, "edges *latent"],
+    options: Objective,
+    reduction: Reduction,
+) -> tuple[Terms, Float64[Tensor, "parents elements"]]:
+    """Σ over edges of coefficient·(w·surrogate − β_KL·KL), not differentiable, and its gradient by the parents' means.
+
+    Clause: OBJ-1, OBJ-2, OBJ-4, OBJ-5, OBJ-6.  ∂ log p/∂μ = (child − μ)/std², ∂ KL/∂μ = (μ − μ_ref)/std², both reduced;
+    the surrogate's slope in log ρ is ρ A, or 0 where it is clipped.
+    """
+    table, offsets = means.table, means.offsets(children)
+    distance = torch.linalg.vector_norm(offsets, dim=1)
+    rho = torch.exp(log_density(distance, table.stds, offsets.shape[1], reduction) - table.old_log_probs)
+    value = torch.dot(table.weights, clipped_surrogate(rho, table.advantages, options.clip_low, options.clip_high))
+    clipped = is_clipped(rho, table.advantages, options.clip_low, options.clip_high)
+    slope = (table.weights * rho).mul_(table.advantages).masked_fill_(clipped, 0.0)
+    gradient, kl = means.pulled(offsets, slope), torch.zeros((), dtype=torch.float64, device=value.device)
+    if fixed is not None:
+        apart = (fixed.mean - means.mean).flatten(1)
+        pull = torch.zeros(len(apart), dtype=torch.float64, device=value.device)
+        pull.index_add_(0, table.owner, table.coefficients * means.share / table.stds.square())
+        kl = 0.5 * torch.dot(pull, apart.square().sum(dim=1))
+        value = value - options.kl * kl
+        gradient.add_(apart.mul_((options.kl * pull).unsqueeze(1)))
+    return Terms(value, kl, rho), gradient
 
 
 def batch_terms(
     trees: Sequence[Tree],
     policies: Policies,
-    advantages: Sequence[Levels],
     batch: Sequence[Work],
-    weights: Mapping[int, float],
+    table: Table,
     options: Objective,
     finite: FiniteLog,
 ) -> Terms:
-    """Σ over a batch's edges of coefficient·(w·surrogate − β_KL·KL): one forward a parent for all its children.
+    """A batch's part of J: one forward a parent for all its children, differentiable in the model's parameters.
 
-    Clause: OBJ-1, OBJ-2, OBJ-4, OBJ-5, OBJ-6.
+    Clause: OBJ-1 … OBJ-6.  What the graph holds beside the model's own activations is the gradient by the velocities:
+    one state a parent, however many edges leave it.
 
     Args:
         trees: all trees of the update.
         policies: models and conditions.
-        advantages: for every tree A of every node.
-        batch: parents with their kept edges and the edges' coefficients in J.
-        weights: W of every trained step.
+        batch: parents with their kept edges.
+        table: the batch's part of the table.
         options: clip range, β_KL.
         finite: takes note of non-finite velocities.
     """
-    x = parent_states(trees, batch)
-    v = parent_velocities(policies.model, x, trees, batch, policies.condition, finite)
-    edges = batch_edges(trees, advantages, batch, weights, x)
-    mean = edges.means(x, v)
     reduction = trees[0].reduction
-    rho = torch.exp(log_probability(edges.children, mean, edges.stds, reduction) - edges.old_log_probs)
-    gain = clipped_surrogate(rho, edges.advantages, options.clip_low, options.clip_high)
-    value = torch.dot(edges.weights, gain)
-    kl = torch.zeros((), dtype=torch.float64, device=x.device)
+    x = stored_states(trees, batch, children=False).to(trees[0].dtype)
+    condition = policies.condition.gather(table.rows)
+    v = parent_velocities(policies.model, x, trees, batch, table, condition, finite)
+    means, fixed = Means.of(table, x, v.detach(), reduction), None
     if policies.reference is not None:
         with torch.no_grad():
-            fixed = parent_velocities(policies.reference, x, trees, batch, policies.condition, finite)
-            mean_ref = edges.means(x, fixed)
-        part = torch.dot(edges.coefficients, gaussian_kl(mean, mean_ref, edges.stds, reduction))
-        value, kl = value - options.kl * part, part.detach()
-    return Terms(value, kl, rho.detach())
+            v_ref = parent_velocities(policies.reference, x, trees, batch, table, condition, finite)
+        fixed = Means.of(table, x, v_ref, reduction)
+    terms, gradient = edge_terms(means, fixed, stored_states(trees, batch, children=True), options, reduction)
+    value: Tensor = Attached.apply(v, terms.value, means.velocity_gradient(gradient, v))  # type: ignore[no-untyped-call]
+    return Terms(value, terms.kl, terms.ratios)

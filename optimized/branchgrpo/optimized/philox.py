@@ -1,4 +1,4 @@
-"""Counter-based normal numbers made on the device: Philox-4×32-10 and Box–Muller (spec: noise)."""
+"""Counter-based normal numbers made on the device: streams by Philox-4×32-10, numbers by SplitMix64 (spec: noise)."""
 
 import math
 from collections.abc import Sequence
@@ -35,39 +35,87 @@ def philox(c0, c1, c2, c3, k0, k1):  # noqa: ANN001, ANN201
 
 
 plain_philox = getattr(philox, "__wrapped__", philox)
-"""``philox`` without the shape checks of a test run, which a compiled graph cannot hold."""
+"""``philox`` without the shape checks of a test run: it is called with words of different widths."""
 
 
 @no_type_check
-def normal_rows(prompts, roots, nodes, key, blocks: int):  # noqa: ANN001, ANN201
-    """Four float32 normals for each of ``blocks`` counters of every draw's stream.
-
-    The draw's stream is 128 bits: Philox of the counter (prompt, node) under ``key``, root folded in; two of its words
-    are the key of the numbers, two the upper words of their counters. Box–Muller on (w + ½)·2⁻³²; the largest absolute
-    value is √(66 ln 2) = 6.76.
+def draw_streams(prompts, roots, nodes, key):  # noqa: ANN001, ANN201
+    """Two 64-bit words for every draw: Philox of the counter (prompt, node) under ``key``, root folded in.
 
     Args:
         prompts, roots, nodes: int64 ``[draws]``.
-        key: two words a draw, int64 ``[draws, 2]``.
-        blocks: counters a draw.
+        key: two 32-bit words a draw, int64 ``[draws, 2]``.
     """
-    prompts, roots, nodes = prompts.unsqueeze(1), roots.unsqueeze(1), nodes.unsqueeze(1)
     words = (prompts & WORD, prompts >> 32, nodes & WORD, nodes >> 32)
-    s0, s1, s2, s3 = plain_philox(*words, key[:, :1] ^ roots, key[:, 1:])
-    counter = torch.arange(blocks, device=key.device)
-    w0, w1, w2, w3 = plain_philox(counter, torch.zeros_like(counter), s2, s3, s0, s1)
-    scale = 2.0**-32
-    radius0 = torch.sqrt(-2.0 * torch.log((w0.to(torch.float32) + 0.5) * scale))
-    radius1 = torch.sqrt(-2.0 * torch.log((w2.to(torch.float32) + 0.5) * scale))
-    angle0 = w1.to(torch.float32) * (2.0 * math.pi * scale)
-    angle1 = w3.to(torch.float32) * (2.0 * math.pi * scale)
-    parts = (
-        radius0 * torch.cos(angle0),
-        radius0 * torch.sin(angle0),
-        radius1 * torch.cos(angle1),
-        radius1 * torch.sin(angle1),
-    )
-    return torch.cat(parts, dim=1)
+    w0, w1, w2, w3 = plain_philox(*words, key[:, 0] ^ roots, key[:, 1])
+    return (w0 << 32) | w1, (w2 << 32) | w3
+
+
+def signed(word: int) -> int:
+    """The 64-bit word as PyTorch's int64 holds it."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+GAMMA, MIX = signed(0x9E3779B97F4A7C15), (signed(0xBF58476D1CE4E5B9), signed(0x94D049BB133111EB))
+"""SplitMix64's increment and the multipliers of its finaliser."""
+
+
+@no_type_check
+def stream_words(start, twist, counter):  # noqa: ANN001, ANN201
+    """Word ``counter`` of a stream: SplitMix64's finaliser of start + counter·γ, ``twist`` mixed in half-way.
+
+    Source: Steele et al., "Fast splittable pseudorandom number generators" (OOPSLA 2014). For one stream it is a
+    permutation of the counters. Products and sums wrap modulo 2⁶⁴; a mask makes the arithmetic shift a logical one.
+
+    Args:
+        start, twist: the stream's two words, int64, broadcast against ``counter``.
+        counter: int64.
+    """
+    z = start + counter * GAMMA
+    high = torch.empty_like(z)
+    for shift, multiplier in ((30, MIX[0]), (27, MIX[1]), (31, None)):
+        torch.bitwise_right_shift(z, shift, out=high)
+        z.bitwise_xor_(high.bitwise_and_((1 << (64 - shift)) - 1))
+        if multiplier is not None:
+            z.mul_(multiplier)
+        if shift == 30:
+            z.bitwise_xor_(twist)
+    return z
+
+
+@no_type_check
+def fill_normal(rows, start, twist) -> None:  # noqa: ANN001
+    """Fill ``rows`` with the streams' normals: Box–Muller on pairs of 32-bit words w.
+
+    The radius is √(−2 ln((|w| + ½)·2⁻³¹)), at most √(64 ln 2) = 6.66, the angle 2π·w·2⁻³², w signed.
+
+    Args:
+        rows: float32 ``[draws, 2, n]``, n even.
+        start, twist: of every draw's stream, int64 ``[draws]``.
+    """
+    quads = rows.shape[2] // 2
+    counter = torch.arange(2 * quads, device=rows.device).reshape(2, 1, quads)
+    words = stream_words(start.unsqueeze(1), twist.unsqueeze(1), counter).view(torch.int32).to(torch.float32)
+    radius = words[0].abs_().add_(0.5).mul_(2.0**-31).log_().mul_(-2.0).sqrt_()
+    angle = words[1].mul_(2.0 * math.pi * 2.0**-32)
+    torch.mul(radius, torch.cos(angle), out=rows[:, 0])
+    torch.mul(radius, angle.sin_(), out=rows[:, 1])
+
+
+BLOCK = 2**15
+"""Numbers made at once on a CPU: what its cache holds of the words on the way to them."""
+
+
+@no_type_check
+def normal_rows(start, twist, size: int):  # noqa: ANN001, ANN201
+    """``size`` float32 normals of every stream, ``[draws, size]``; on a CPU by parts, the same numbers."""
+    half = 2 * ((size + 3) // 4)
+    rows = torch.empty(len(start), 2, half, dtype=torch.float32, device=start.device)
+    step = max(BLOCK // (2 * half), 1) if rows.device.type == "cpu" else max(len(start), 1)
+    for first in range(0, len(start), step):
+        at = slice(first, first + step)
+        fill_normal(rows[at], start[at], twist[at])
+    return rows.flatten(1)[:, :size]
 
 
 def host_mix(*parts: int) -> int:
@@ -85,10 +133,9 @@ class PhiloxNoise:
     """The fast ``NoiseSource``: every number is made on the device it is used on, as a function of its key alone.
 
     Clause: NOISE-4, NOISE-5.  Other numbers than the keyed source's. (seed, iteration, role, depth) are hashed to a
-    64-bit key; root, prompt and node lead from there to the draw's own stream, see ``normal_rows``. Numbers have the
-    resolution of float32 in every dtype, and are the same on one kind of device whatever the batch; their integer part
-    is the same on all devices. Eager on purpose: compiled by torch 2.13 on a CPU,
-    ``normal_rows`` returned other numbers.
+    64-bit key; root, prompt and node lead from there by Philox to the draw's own stream, and a few operations a number
+    along it. Numbers have the resolution of float32 in every dtype, and are the same on one kind of device whatever
+    the batch; the words they are made of are the same on all devices.
 
     Args:
         seed: of the run, an integer in 0..2⁶⁴ − 1.
@@ -114,13 +161,13 @@ class PhiloxNoise:
         """The draws of several key sets by one run of the generator."""
         size, counts = math.prod(shape), [len(k.nodes) for k in keys]
         bases = [host_mix(self.seed, k.iteration, ROLE_CODES[k.role], k.depth) for k in keys]
-        words = [(base & WORD, base >> 32) for base, count in zip(bases, counts, strict=True) for _ in range(count)]
+        words = torch.tensor([(base & WORD, base >> 32) for base in bases])
         columns = (
             torch.cat([k.prompts for k in keys]),
             torch.cat([k.roots for k in keys]),
             torch.cat([k.nodes for k in keys]),
-            torch.tensor(words),
+            words.repeat_interleave(torch.tensor(counts), dim=0, output_size=sum(counts)),
         )
-        placed = (column.to(device, non_blocking=True) for column in columns)
-        rows: Tensor = normal_rows(*placed, (size + 3) // 4)
-        return torch.split(rows[:, :size].reshape(-1, *shape).to(dtype), counts)
+        streams = draw_streams(*(column.to(device, non_blocking=True) for column in columns))
+        rows: Tensor = normal_rows(*streams, size)
+        return torch.split(rows.reshape(-1, *shape).to(dtype), counts)

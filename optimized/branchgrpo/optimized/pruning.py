@@ -73,18 +73,24 @@ def staying_leaves(
     return torch.zeros_like(trees, dtype=torch.bool).scatter_(-1, ends, True).flatten(1)
 
 
+def every_edge(plan: Plan, prompts: int) -> Masks:
+    """Masks that keep all edges; depths of one width share one array."""
+    widths = [plan.roots * size for size in plan.level_sizes[1:]]
+    full = {width: torch.ones(prompts, width, dtype=torch.bool) for width in set(widths)}
+    return tuple(full[width] for width in widths)
+
+
 def rule_masks(plan: Plan, keys: Float64[Tensor, "prompts leaves"], rule: PruningRule, iteration: int) -> Masks:
     """The edges that one rule leaves.  Clause: PRUNE-1, PRUNE-3, PRUNE-4, PRUNE-5."""
-    nodes = [plan.roots * size for size in plan.level_sizes]
-    full = [torch.ones(len(keys), n, dtype=torch.bool) for n in nodes]
+    full = every_edge(plan, len(keys))
     if isinstance(rule, DepthWindow):
         window = window_at(rule, plan.steps, iteration)
-        return tuple(full[depth] if depth not in window else ~full[depth] for depth in range(1, plan.steps + 1))
+        return tuple(torch.zeros_like(mask) if depth in window else mask for depth, mask in enumerate(full, start=1))
     if not isinstance(rule, ParentTop1 | ExtremeB):
         raise OptionError("pruning", rule, "ParentTop1, ExtremeB or DepthWindow")
     stay = staying_leaves(plan, keys, rule)
     first = plan.splits[-1] + (1 if rule.drop_split_edges else 2)
-    return tuple(stay if depth >= first else full[depth] for depth in range(1, plan.steps + 1))
+    return tuple(stay if depth >= first else mask for depth, mask in enumerate(full, start=1))
 
 
 def prune(plan: Plan, keys: Float64[Tensor, "prompts leaves"], rules: Sequence[PruningRule], iteration: int) -> Masks:
@@ -97,10 +103,15 @@ def prune(plan: Plan, keys: Float64[Tensor, "prompts leaves"], rules: Sequence[P
         keys: for each leaf its key.
         rules: any of the rules.
         iteration: training iteration t ≥ 0, which moves depth windows.
+
+    Returns:
+        A mask a child depth, not to be changed in place: depths may share one.
     """
     if keys.shape[1] != plan.roots * plan.leaves:
         raise InputError("keys.shape[1]", keys.shape[1], f"R·N = {plan.roots * plan.leaves}")
-    kept = tuple(torch.ones(len(keys), plan.roots * n, dtype=torch.bool) for n in plan.level_sizes[1:])
-    for rule in rules:
+    if not rules:
+        return every_edge(plan, len(keys))
+    kept = rule_masks(plan, keys, rules[0], iteration)
+    for rule in rules[1:]:
         kept = tuple(a & b for a, b in zip(kept, rule_masks(plan, keys, rule, iteration), strict=True))
     return kept

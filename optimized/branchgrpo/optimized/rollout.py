@@ -4,26 +4,22 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from branchgrpo.optimized.ahead import Draws
 from branchgrpo.optimized.denoiser import FiniteLog, Place, velocity
 from branchgrpo.optimized.frontier import Frontier, Ready
 from branchgrpo.optimized.fused import advance
 from branchgrpo.optimized.growth import Growth, Step, shared_growth
-from branchgrpo.optimized.noise import NoiseInBulk, Places, branch_coefficients, branch_noise
+from branchgrpo.optimized.noise import Places
 from branchgrpo.optimized.ranks import Ranks, Share
 from branchgrpo.optimized.sampling import Sampling
 from branchgrpo.optimized.store import Store
 from branchgrpo.optimized.tree import Tree
 from branchgrpo.reference.errors import InputError, PlanError
 from branchgrpo.reference.plan import Plan
-from branchgrpo.reference.protocols import Condition, NoiseKeys, NoiseRole, Prompt, VelocityModel
-
-LOOKAHEAD = 2**20
-"""Numbers that may be drawn ahead of the call that needs them: 4 MiB in float32, and below that a draw's overhead
-costs more than its numbers."""
-
+from branchgrpo.reference.protocols import Condition, NoiseRole, Prompt, VelocityModel
 
 COMPILE_FROM = 2**18
 """Elements from which a compiled step is used where it is allowed: below, entering it costs more than it saves."""
@@ -43,75 +39,23 @@ class Grower:
         check_prompts(prompts, condition)
         self.growth, self.condition, self.sampling, self.share = growth, condition, sampling, share
         self.calls = 0
-        self.draws = needed_draws(growth)
-        self.drawn: set[tuple[NoiseRole, int]] = set()
-        self.ahead: dict[tuple[NoiseRole, int], tuple[int, Tensor | None]] = {}
         self.prompts = tuple(prompts)
         ids = torch.tensor([prompt.id for prompt in prompts], dtype=torch.int64)
         self.places = Places(ids, growth.roots, sampling.device)
+        self.noise = Draws(growth, self.places, sampling, whole=share is None)
         self.gathered: tuple[tuple[tuple[int, int, int], ...], Condition] | None = None
         self.store = Store(growth, prompts, sampling)
+        self.sizes = [len(states) for states in self.store.states]
+        self.sigmas = level_sigmas(growth, self.sizes, sampling)
+        self.elements = math.prod(sampling.latent_shape)
         self.frontier = Frontier(sampling.chunk)
-        self.finite = FiniteLog()
-
-    def noise_of(self, role: NoiseRole, level: int, first: int, last: int) -> Float[Tensor, "items *latent"]:
-        """The draws of one role for a range of a level; what is small is drawn ahead of the calls that need it."""
-        start, ready = self.ahead.pop((role, level), (first, None))
-        if ready is None or last - start > len(ready):
-            start, ready = self.draw_ahead(role, level, first, last)
-        if last - start < len(ready):
-            self.ahead[role, level] = (start, ready)
-        return ready[first - start : last - start]
-
-    def draw_ahead(self, role: NoiseRole, level: int, first: int, last: int) -> tuple[int, Tensor]:
-        """The draws of a range, and of what comes after it as far as ``LOOKAHEAD`` goes; where they start.
-
-        A level's own draws are made for all its calls. A source that makes draws in bulk is asked for later levels too.
-        """
-        room = 0 if self.share is not None else LOOKAHEAD // math.prod(self.sampling.latent_shape)
-        end = min(max(last, first + room), len(self.store.states[level]))
-        source, wanted = self.sampling.noise, [(role, level, first, end)]
-        if first == 0 and isinstance(source, NoiseInBulk) and (role, level) in self.draws:
-            taken = end
-            for later in self.draws[self.draws.index((role, level)) + 1 :]:
-                taken += len(self.store.states[later[1]])
-                if taken > room:
-                    break
-                if later not in self.drawn:
-                    wanted.append((*later, 0, len(self.store.states[later[1]])))
-        self.drawn |= {place[:2] for place in wanted}
-        if len(wanted) == 1 or not isinstance(source, NoiseInBulk):
-            return first, self.draw(role, level, first, end)
-        s = self.sampling
-        found = source.draw_all([self.keys(*place) for place in wanted], s.latent_shape, s.dtype, s.device)
-        self.ahead |= {
-            (place[0], place[1]): (place[2], rows) for place, rows in zip(wanted[1:], found[1:], strict=True)
-        }
-        return first, found[0]
-
-    def keys(self, role: NoiseRole, level: int, first: int, last: int) -> NoiseKeys:
-        """The keys of one role for a flat range of a level.  Clause: NOISE-3, NOISE-4."""
-        spec = self.growth.levels[level]
-        return self.places.keys(self.sampling.iteration, role, spec.depth, spec.width, first, last)
-
-    def draw(self, role: NoiseRole, level: int, first: int, last: int) -> Float[Tensor, "items *latent"]:
-        """The draws of one role for a flat range of a level.  Clause: NOISE-3, NOISE-4."""
-        s = self.sampling
-        return s.noise.draw(self.keys(role, level, first, last), s.latent_shape, s.dtype, s.device)
-
-    def child_noise(self, step: Step, first: int, last: int) -> Float[Tensor, "parents K *latent"]:
-        """ξ of all children of the parents first … last − 1.  Clause: NOISE-1, NOISE-3."""
-        factor, spread = step.branching, step.plan.spreads[step.index]
-        private = self.noise_of(NoiseRole.PRIVATE, step.target, first * factor, last * factor)
-        private = torch.unflatten(private, 0, (last - first, factor))
-        if not is_shared(step):
-            return private
-        return branch_noise(self.noise_of(NoiseRole.SHARED, step.source, first, last), private, spread)
+        self.finite = FiniteLog(sampling.dtype)
+        self.narrow = torch.finfo(sampling.storage_dtype).max < torch.finfo(sampling.dtype).max
 
     def plant(self) -> None:
         """Draw and store the roots' initial noise.  Clause: ROLL-1."""
-        count = len(self.prompts) * self.growth.roots
-        self.store.states[0].copy_(self.draw(NoiseRole.ROOT, 0, 0, count))
+        count = self.sizes[0]
+        self.store.states[0].copy_(self.noise.take(NoiseRole.ROOT, 0, 0, count))
         self.push(0, 0, count)
 
     def push(self, level: int, first: int, last: int) -> None:
@@ -119,7 +63,7 @@ class Grower:
         if not self.growth.outgoing[level]:
             return
         if self.share is not None and self.growth.levels[level].depth == self.share.depth:
-            owned = self.share.owned(len(self.store.states[level]))
+            owned = self.share.owned(self.sizes[level])
             first, last = max(first, owned.start), min(last, owned.stop)
         if first < last:
             self.frontier.push(level, first, last)
@@ -128,31 +72,32 @@ class Grower:
         self, step: Step, ready: Ready, x: Float[Tensor, "items *latent"], v: Float[Tensor, "items *latent"]
     ) -> None:
         """Grow and store the children of one range along one step.  Clause: ROLL-1, ROLL-5, LOGP-3."""
-        coefficients = step.coefficients
-        noise = self.child_noise(step, ready.first, ready.last) if coefficients.std > 0 else None
-        s, factor = self.sampling, step.branching
-        fast = s.compile and len(x) * factor * math.prod(s.latent_shape) >= COMPILE_FROM
-        mean, children, log_prob = advance(x, v, noise, coefficients, s.storage_dtype, s.reduction, compile=fast)
+        coefficients, factor, s = step.coefficients, step.branching, self.sampling
+        noise = self.noise.children(step, ready.first, ready.last) if coefficients.std > 0 else None
+        fast = s.compile and len(x) * factor * self.elements >= COMPILE_FROM
         first, last = ready.first * factor, ready.last * factor
-        self.store.write(step.target, first, last, children, log_prob, mean)
+        children = self.store.room(step.target, first, last)
+        mean, distance = advance(x, v, noise, coefficients, children, compile=fast)
+        self.store.write(step.target, first, last, children, distance, mean)
+        if noise is None and self.narrow:
+            self.finite.record([self.place(ready.level, ready.first, ready.last, stored=True)], children)
         self.push(step.target, first, last)
 
     def conditions(self, ranges: Sequence[Ready], items: int) -> Condition:
         """The condition of every item of a call, padding last; levels of one width in a row share it."""
-        spans = tuple((self.growth.levels[r.level].width, r.first, r.last) for r in ranges)
-        if self.gathered is None or self.gathered[0] != (*spans, (items, 0, 0)):
-            rows = joined([self.places.prompt_rows(*span) for span in spans])
+        spans = (*((self.growth.levels[r.level].width, r.first, r.last) for r in ranges), (items, 0, 0))
+        if self.gathered is None or self.gathered[0] != spans:
+            rows = joined([self.places.prompt_rows(*span) for span in spans[:-1]])
             rows = joined([rows, rows[-1:].expand(items - len(rows))]) if len(rows) < items else rows
-            self.gathered = ((*spans, (items, 0, 0)), self.condition.gather(rows))
+            self.gathered = (spans, self.condition.gather(rows))
         return self.gathered[1]
 
     def velocities(self, model: VelocityModel, ranges: Sequence[Ready]) -> tuple[Tensor, Tensor]:
         """States and velocities of some ready ranges, one call; padded to the capacity if asked.  Clause: ROLL-3."""
-        s, levels = self.sampling, [self.growth.levels[r.level] for r in ranges]
+        s = self.sampling
         x = joined([self.store.states[r.level][r.first : r.last] for r in ranges])
         x = x.to(s.device, s.dtype, non_blocking=True)
-        pairs = zip(ranges, levels, strict=True)
-        sigma = joined([torch.full((r.last - r.first,), lv.sigma, dtype=s.dtype, device=s.device) for r, lv in pairs])
+        sigma = joined([self.sigmas[r.level][r.first : r.last] for r in ranges])
         count, total = len(x), s.chunk if s.pad and s.chunk is not None else len(x)
         given = (x, sigma)
         if count < total:
@@ -160,71 +105,72 @@ class Grower:
                 torch.cat([x, x[-1:].expand(total - count, *x.shape[1:])]),
                 torch.cat([sigma, sigma[-1:].expand(total - count)]),
             )
-        v = velocity(model, *given, self.conditions(ranges, total), levels[0].depth)
+        v = velocity(model, *given, self.conditions(ranges, total), self.growth.levels[ranges[0].level].depth)
         self.calls += 1
-        return x, v[:count]
+        return x, v[:count] if count < total else v
 
     def call(self, model: VelocityModel) -> None:
         """One denoiser call for the next ready items, and all steps that leave them."""
         ranges = self.frontier.take()
         x, v = self.velocities(model, ranges)
-        sizes = [r.last - r.first for r in ranges]
-        for ready, x_part, v_part in zip(ranges, torch.split(x, sizes), torch.split(v, sizes), strict=True):
-            steps = self.growth.outgoing[ready.level]
+        first = 0
+        for ready in ranges:
+            last = first + ready.last - ready.first
+            x_part, v_part = (x, v) if len(ranges) == 1 else (x[first:last], v[first:last])
+            first, steps = last, self.growth.outgoing[ready.level]
             if all(step.coefficients.std == 0.0 for step in steps):
                 self.finite.record([self.place(ready.level, ready.first, ready.last)], v_part)
             for step in steps:
                 self.take_step(step, ready, x_part, v_part)
 
-    def place(self, level: int, first: int, last: int) -> Place:
-        """A range of a level, for messages."""
-        spec = self.growth.levels[level]
-        return Place(spec.depth, spec.width, self.growth.roots, range(first, last))
+    def place(self, level: int, first: int, last: int, *, stored: bool = False) -> Place:
+        """A range of a level, for messages; ``stored`` if these are about the children's storage."""
+        spec, dtype = self.growth.levels[level], self.sampling.storage_dtype
+        return Place(spec.depth, spec.width, self.growth.roots, range(first, last), dtype if stored else None)
 
     def judge_stochastic_steps(self) -> None:
-        """A velocity that was not finite made its children's log-probabilities so: one look a level, no step waits."""
+        """Which parents of stochastic steps are at fault, told by their children's distances from the mean.
+
+        One that is infinite is a child that overflowed; any other that is not finite is the velocity's.
+        """
         for step in self.growth.steps:
-            log_prob = self.store.log_probs[step.target]
-            if log_prob is not None:
-                finite = torch.isfinite(log_prob).reshape(-1, step.branching).all(dim=1)
-                self.finite.record_flags(self.place(step.source, 0, len(finite)), finite)
+            distance = self.store.distances[step.target]
+            if distance is not None:
+                siblings = distance.reshape(-1, step.branching)
+                overflow, count = (siblings == math.inf).any(dim=1), len(siblings)
+                self.finite.record_flags(self.place(step.source, 0, count), ~siblings.isnan().any(dim=1))
+                self.finite.record_flags(self.place(step.source, 0, count, stored=True), ~overflow)
 
     @torch.no_grad()
-    def grow(self, model: VelocityModel) -> None:
-        """Grow everything; nothing here waits for the device."""
+    def grow(self, model: VelocityModel) -> Bool[Tensor, ""]:
+        """Grow everything; nothing here waits for the device.  Whether all log-probabilities are finite."""
         self.plant()
         while self.frontier.queue:
             self.call(model)
+        return self.store.finish()
 
     @torch.no_grad()
     def run(self, model: VelocityModel, ranks: Ranks | None = None) -> Store:
         """Grow everything; then judge, once, whether all velocities were finite.  Clause: ROLL-1, ERR-3.
 
-        With ranks, those with fewer calls make idle ones, for a sharded model's calls are collectives.
+        A velocity that was not finite made its children's log-probabilities so. With ranks, those with fewer calls make
+        idle ones, for a sharded model's calls are collectives.
         """
-        self.grow(model)
+        finite = self.grow(model)
         if ranks is not None:
             for _ in range(ranks.largest(self.calls) - self.calls):
                 self.velocities(model, [Ready(0, 0, 1)])
-        self.judge_stochastic_steps()
+        if not bool(finite):
+            self.judge_stochastic_steps()
         self.finite.verify(self.prompts, ranks)
         return self.store
 
 
-def is_shared(step: Step) -> bool:
-    """Whether the children of a step have a common part in their noise.  Clause: NOISE-2."""
-    return step.branching > 1 and branch_coefficients(step.plan.spreads[step.index])[0] != 0.0
-
-
-def needed_draws(growth: Growth) -> list[tuple[NoiseRole, int]]:
-    """The draws of a rollout in about the order in which they are needed, each (role, level) once."""
-    draws = []
-    for step in growth.steps:
-        if step.coefficients.std > 0.0:
-            draws.append((NoiseRole.PRIVATE, step.target))
-            if is_shared(step):
-                draws.append((NoiseRole.SHARED, step.source))
-    return list(dict.fromkeys(draws))
+def level_sigmas(growth: Growth, sizes: Sequence[int], sampling: Sampling) -> tuple[Tensor, ...]:
+    """σ of every state, by level, on the device of the arithmetic."""
+    table, repeats = torch.tensor([level.sigma for level in growth.levels], dtype=torch.float64), torch.tensor(sizes)
+    every = table.to(sampling.dtype).repeat_interleave(repeats, output_size=sum(sizes))
+    return torch.split(every.to(sampling.device, non_blocking=True), list(sizes))
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -268,7 +214,7 @@ def rollouts(
         sampling: noise, shapes, dtypes, device, capacity.
         ranks: if several processes roll out, each its own prompts or its own share: they fail together.
         share: grow only this rank's sub-trees of every tree; log-probabilities and states of the others' are 0 and
-            undefined, see ``sharing``.
+            undefined, see ``sharing``, also for the memory that this costs.
 
     Raises:
         InputError: prompts or conditions that do not match.

@@ -14,8 +14,9 @@ from branchgrpo.optimized.denoiser import FiniteLog, velocity
 from branchgrpo.optimized.objective import Policies, Terms, batch_terms
 from branchgrpo.optimized.pruning import Masks
 from branchgrpo.optimized.ranks import Ranks
+from branchgrpo.optimized.table import table_batches, tabulate
 from branchgrpo.optimized.tree import Levels, Tree
-from branchgrpo.optimized.work import micro_batches, plan_work, step_weights, trainable_masks
+from branchgrpo.optimized.work import Work, plan_work, step_weights, trainable_masks
 from branchgrpo.reference.errors import BranchGRPOError, InputError, OptionError, is_integer
 from branchgrpo.reference.options import Objective
 from branchgrpo.reference.protocols import Condition, VelocityModel
@@ -127,9 +128,9 @@ def objective(
         InputError, PlanError, ModelError.
     """
     check_update(trees, condition, advantages, kept, options, reference_model)
-    work, finite = plan_work(trees, kept, options), FiniteLog()
-    weights = trained_weights(trees, kept, options)
-    terms = batch_terms(trees, Policies(model, reference_model, condition), advantages, work, weights, options, finite)
+    work, finite = plan_work(trees, kept, options), FiniteLog(trees[0].dtype)
+    table = tabulate(trees, advantages, work, trained_weights(trees, kept, options))
+    terms = batch_terms(trees, Policies(model, reference_model, condition), work, table, options, finite)
     finite.verify(trees[0].prompts)
     return terms.value
 
@@ -187,35 +188,57 @@ def accumulate_gradients(
         ModelError: a non-finite velocity; raised after the last backward, so discard the gradients.
     """
     ranks = parallel.ranks if parallel else None
-    try:
-        check_update(trees, condition, advantages, kept, options, reference_model)
-        if micro_batch is not None and (not is_integer(micro_batch) or micro_batch < 1):
-            raise OptionError("micro_batch", micro_batch, "None or an integer ≥ 1")
-        work = plan_work(trees, kept, options, 1, parallel.owned if parallel else None)
-    except BranchGRPOError as error:
-        if ranks is None:
-            raise
-        ranks.agree(error)
-    else:
-        if ranks is not None:
-            ranks.agree(None)
-    stds = trained_stds(trees, kept, ranks) if all_stds is None else all_stds
-    weights = step_weights(stds, options.edge_weights)
-    scale = objective_scale(trees, total_trees, parallel)
-    batches = list(micro_batches(work, micro_batch))
+    check = (trees, condition, advantages, kept, options, reference_model)
+    work = agreed(lambda: checked_work(*check, micro_batch, parallel.owned if parallel else None), ranks)
+    weights = trained_weights(trees, kept, options, ranks)
+    scale, done = objective_scale(trees, total_trees, parallel), []
+    batches = list(table_batches(tabulate(trees, advantages, work, weights), work, micro_batch)) if work else []
     rounds = len(batches) if ranks is None else ranks.largest(len(batches))
-    finite, policies = FiniteLog(), Policies(model, reference_model, condition)
-    done = []
+    finite, policies = FiniteLog(trees[0].dtype), Policies(model, reference_model, condition)
     for i in range(rounds):
         with nullcontext() if parallel is None or i == rounds - 1 else parallel.no_sync():
             if i >= len(batches):
                 idle(trees, policies)
                 continue
-            terms = batch_terms(trees, policies, advantages, batches[i], weights, options, finite)
+            terms = batch_terms(trees, policies, *batches[i], options, finite)
             (-scale.gradient * terms.value).backward()  # type: ignore[no-untyped-call]
             done.append(Terms(scale.value * terms.value.detach(), scale.value * terms.kl, terms.ratios))
     finite.verify(trees[0].prompts, ranks)
     return summarise(done, sum(len(w.parents) for w in work), options, ranks)
+
+
+def checked_work(
+    trees: Sequence[Tree],
+    condition: Condition,
+    advantages: Sequence[Levels],
+    kept: Sequence[Masks],
+    options: Objective,
+    reference_model: VelocityModel | None,
+    micro_batch: int | None,
+    owned: Sequence[Masks] | None,
+) -> list[Work]:
+    """The work of an update whose input is in order, its coefficients for one tree.
+
+    Raises:
+        InputError, OptionError, PlanError: see ``accumulate_gradients``.
+    """
+    check_update(trees, condition, advantages, kept, options, reference_model)
+    if micro_batch is not None and (not is_integer(micro_batch) or micro_batch < 1):
+        raise OptionError("micro_batch", micro_batch, "None or an integer ≥ 1")
+    return plan_work(trees, kept, options, 1, owned)
+
+
+def agreed(prepare: Callable[[], list[Work]], ranks: Ranks | None) -> list[Work]:
+    """What ``prepare`` returns, or, on every rank, the error that the lowest rank's raised."""
+    if ranks is None:
+        return prepare()
+    work, found = [], None
+    try:
+        work = prepare()
+    except BranchGRPOError as error:
+        found = error
+    ranks.agree(found)
+    return work
 
 
 @dataclass(frozen=True)

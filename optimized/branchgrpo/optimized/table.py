@@ -1,0 +1,110 @@
+"""What an update needs to know of its parents and edges, in flat arrays made once (spec: objective)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from branchgrpo.optimized.kernels import step_coefficients
+from branchgrpo.optimized.tree import Levels, Tree
+from branchgrpo.optimized.work import Work, micro_batches
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Parents of any steps and trees, and their kept edges, on the device of the arithmetic.
+
+    Attributes:
+        sigmas: σ of every parent, in the arithmetic's dtype.
+        rows: row of every parent's prompt.
+        alpha, gamma: of every parent's step, in the arithmetic's dtype.
+        owner: position of every edge's parent.
+        stds, old_log_probs, advantages: of every edge.
+        coefficients: of every edge in J; ``weights`` times the step's weight.
+    """
+
+    sigmas: Float[Tensor, "parents"]
+    rows: Int64[Tensor, "parents"]
+    alpha: Float[Tensor, "parents"]
+    gamma: Float[Tensor, "parents"]
+    owner: Int64[Tensor, "edges"]
+    stds: Float64[Tensor, "edges"]
+    old_log_probs: Float64[Tensor, "edges"]
+    advantages: Float64[Tensor, "edges"]
+    coefficients: Float64[Tensor, "edges"]
+    weights: Float64[Tensor, "edges"]
+
+    def part(self, parents: slice, edges: slice) -> "Table":
+        """Some parents in a row, and their edges."""
+        return Table(
+            sigmas=self.sigmas[parents],
+            rows=self.rows[parents],
+            alpha=self.alpha[parents],
+            gamma=self.gamma[parents],
+            owner=self.owner[edges] - parents.start if parents.start else self.owner[edges],
+            stds=self.stds[edges],
+            old_log_probs=self.old_log_probs[edges],
+            advantages=self.advantages[edges],
+            coefficients=self.coefficients[edges],
+            weights=self.weights[edges],
+        )
+
+
+def picked(flat: Float64[Tensor, "all"], index: Int64[Tensor, "some"]) -> Float64[Tensor, "some"]:
+    """The entries at ascending distinct indices, which are all if they are as many."""
+    return flat if len(index) == len(flat) else flat[index.to(flat.device, non_blocking=True)]
+
+
+def tabulate(
+    trees: Sequence[Tree], advantages: Sequence[Levels], work: Sequence[Work], weights: Mapping[int, float]
+) -> Table:
+    """The table of all parents and edges of an update, in the order of the work.  Clause: OBJ-1, OBJ-3, LOGP-3.
+
+    Args:
+        trees: of the update.
+        advantages: for every tree A of every node.
+        work: at least one entry.
+        weights: W of every trained step.
+    """
+    device, dtype = trees[0].device, trees[0].dtype
+    numbers, rows, owners, old, gains, first = [], [], [], [], [], 0
+    for item in work:
+        tree, known = trees[item.tree], trees[item.tree].log_probs[item.step]
+        assert known is not None, "a trained step has log-probabilities"
+        step = step_coefficients(tree.plan, item.step)
+        numbers.append((tree.plan.sigmas[item.step], step.alpha, step.gamma, step.std, weights[item.step]))
+        rows.append(item.parents // (tree.plan.roots * tree.plan.level_sizes[item.step]))
+        owners.append(item.owner + first)
+        old.append(picked(known.flatten(), item.edges).to(device, non_blocking=True))
+        gains.append(picked(advantages[item.tree][item.step + 1].flatten(), item.edges))
+        first += len(item.parents)
+    counts = torch.tensor([(len(item.parents), len(item.edges)) for item in work])
+    table = torch.tensor(numbers, dtype=torch.float64)
+    edges = table[:, 3:].repeat_interleave(counts[:, 1], dim=0, output_size=sum(len(item.edges) for item in work))
+    parents = table[:, :3].repeat_interleave(counts[:, 0], dim=0, output_size=first).to(dtype)
+    coefficients = torch.cat([item.coefficient for item in work])
+    on_cpu = (*parents.unbind(1), *edges.unbind(1), coefficients, torch.cat(gains), torch.cat(rows), torch.cat(owners))
+    placed = [column.contiguous().to(device, non_blocking=True) for column in on_cpu]
+    return Table(
+        sigmas=placed[0],
+        alpha=placed[1],
+        gamma=placed[2],
+        stds=placed[3],
+        weights=placed[5] * placed[4],
+        coefficients=placed[5],
+        advantages=placed[6],
+        rows=placed[7],
+        owner=placed[8],
+        old_log_probs=torch.cat(old),
+    )
+
+
+def table_batches(table: Table, work: Sequence[Work], size: int | None) -> Iterator[tuple[list[Work], Table]]:
+    """Batches of at most ``size`` parents, each with its part of the table; None is one batch.  Clause: OBJ-7."""
+    parent = edge = 0
+    for batch in micro_batches(work, size):
+        parents, edges = sum(len(item.parents) for item in batch), sum(len(item.edges) for item in batch)
+        yield batch, table.part(slice(parent, parent + parents), slice(edge, edge + edges))
+        parent, edge = parent + parents, edge + edges
