@@ -37,7 +37,9 @@ class Job:
         ranks: processes.
         rank: the one that is killed.
         stage, save: killed at this stage of the save number ``save`` (from 1) of the process; "" for another moment.
-        iteration, wait_s: killed so long after this iteration was done (−1: after the start); None for never.
+        iteration: killed after this one was done, or after the start for −1; None for never.
+        wait_s: so much later after the start.
+        part: so much later after an iteration, as a part of the time that this one took.
         parallel: ``auto`` or ``fsdp2``.
         adapter: train an adapter on a tiny FLUX in place of the digits.
     """
@@ -50,6 +52,7 @@ class Job:
     save: int = 2
     iteration: int | None = None
     wait_s: float = 0.0
+    part: float = 0.0
     parallel: str = "auto"
     adapter: bool = False
 
@@ -61,14 +64,12 @@ class Ended:
     Attributes:
         codes: exit code of every rank, −9 for a killed one.
         done: iterations that rank 0 had finished.
-        seconds: from the fork to the last rank's end.
         ready_s: from the fork to the first iteration's start.
         after_kill_s: from the kill to the last rank's end.
     """
 
     codes: list[int]
     done: int
-    seconds: float
     ready_s: float
     after_kill_s: float
 
@@ -126,7 +127,7 @@ def run(job: Job, rank: int, note: int, started: float) -> None:
 
     def iterated(iteration: int, metrics: Mapping[str, float]) -> None:
         if rank == 0:
-            os.write(note, f"{iteration}\n".encode())
+            os.write(note, f"{iteration} {time.monotonic() - started}\n".encode())
 
     def ready(run: Any) -> None:
         if rank == 0:
@@ -162,12 +163,21 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def notes(path: Path) -> tuple[int, float | None]:
-    """The last iteration that was done, −1 for none; and when the run was ready."""
-    lines = path.read_text().splitlines()
-    times = [float(line.split()[1]) for line in lines if line.startswith("ready")]
-    numbers = [int(line) for line in lines if not line.startswith("ready")]
-    return (numbers[-1] if numbers else -1), (times[0] if times else None)
+@dataclass(frozen=True)
+class Notes:
+    """What rank 0 has noted: the last iteration that was done, −1 for none; its seconds; when the run was ready."""
+
+    iteration: int
+    seconds: float
+    ready_s: float
+
+
+def notes(path: Path) -> Notes:
+    lines = [line.split() for line in path.read_text().splitlines()]
+    times = [float(seconds) for _, seconds in lines]
+    if len(lines) < 2:
+        return Notes(-1, 0.0, times[0] if times else 0.0)
+    return Notes(int(lines[-1][0]), times[-1] - times[-2], times[0])
 
 
 def import_flux() -> None:
@@ -203,8 +213,9 @@ def carry_out(job: Job) -> Ended:
             killed = time.monotonic() if process == doomed else killed
             continue
         now = time.monotonic()
-        if job.iteration is not None and moment is None and notes(path)[0] >= job.iteration:
-            moment = now + job.wait_s
+        if job.iteration is not None and moment is None:
+            noted = notes(path)
+            moment = now + job.part * noted.seconds if noted.iteration >= job.iteration else None
         if moment is not None and now >= moment and doomed in living:
             os.kill(doomed, signal.SIGKILL)
             moment = float("inf")
@@ -215,8 +226,8 @@ def carry_out(job: Job) -> Ended:
             started = now
         time.sleep(0.0005)
     end = time.monotonic()
-    done, ready = notes(path)
-    return Ended(codes, done + 1, end - started, ready or 0.0, end - killed)
+    noted = notes(path)
+    return Ended(codes, noted.iteration + 1, noted.ready_s, end - killed)
 
 
 def small_digits() -> None:
@@ -290,8 +301,8 @@ class ForkServer:
 
 
 def moments(count: int, seed: int) -> list[tuple[int, float]]:
-    """Random moments, one in each of ``count`` iterations of a run (the first before any is done), with a part of an
-    iteration's length."""
+    """Random moments, one after each of the first iterations of a run (the first one before any is done): the
+    iteration, and a part of its length."""
     draw = random.Random(seed)
     return [(i - 1, draw.random()) for i in range(count)]
 

@@ -65,6 +65,13 @@ def newest(folder: Path) -> int:
     return 0 if path is None else read.load(path).iteration
 
 
+def newest_after(folder: Path, ended: Ended) -> int:
+    """The newest checkpoint of a killed run: nothing is lost but what came after the last one that was due."""
+    checkpoint = newest(folder)
+    assert ended.done // EVERY * EVERY <= checkpoint <= ended.done + 1
+    return checkpoint
+
+
 def records(folder: Path) -> list[dict]:
     """The log's lines about the run itself, without what depends on the clock."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -135,16 +142,13 @@ def test_killed_at_a_random_moment(number: int, whole: tuple[Path, Ended], serve
     """Every fifth run is killed a second time while it makes up for what was lost."""
     wanted, timed = whole
     folder, (iteration, part) = tmp_path / "run", MOMENTS[number]
-    each = (timed.seconds - timed.ready_s) / ITERATIONS
-    wait = part * (timed.ready_s if iteration < 0 else each)
-    ended = server(Job(str(folder), iteration=iteration, wait_s=wait))
+    ended = server(Job(str(folder), iteration=iteration, part=part, wait_s=part * timed.ready_s))
     for again in (False, True):
         assert ended.codes == [-9]
-        checkpoint = newest(folder)
-        assert ended.done // EVERY * EVERY <= checkpoint <= ended.done + 1
+        checkpoint = newest_after(folder, ended)
         if again or number % 5:
             break
-        ended = server(Job(str(folder), resume=True, iteration=checkpoint, wait_s=part * each))
+        ended = server(Job(str(folder), resume=True, iteration=checkpoint, part=part))
     resumed(server, folder, checkpoint)
     assert differences(folder, wanted) == []
 
@@ -181,13 +185,11 @@ def ended_together(ended: Ended, killed: int) -> None:
 
 
 def test_one_rank_of_two_is_killed(whole_of_two: tuple[Path, Ended], server: ForkServer, tmp_path: Path) -> None:
-    wanted, timed = whole_of_two
-    folder, each = tmp_path / "run", (timed.seconds - timed.ready_s) / ITERATIONS
-    ended = server(Job(str(folder), ranks=2, rank=1, iteration=7, wait_s=0.37 * each))
+    folder = tmp_path / "run"
+    ended = server(Job(str(folder), ranks=2, rank=1, iteration=7, part=0.37))
     ended_together(ended, 1)
-    assert newest(folder) == 6
-    resumed(server, folder, 6, ranks=2)
-    assert differences(folder, wanted) == []
+    resumed(server, folder, newest_after(folder, ended), ranks=2)
+    assert differences(folder, whole_of_two[0]) == []
 
 
 def test_the_rank_that_writes_is_killed(whole_of_two: tuple[Path, Ended], server: ForkServer, tmp_path: Path) -> None:
@@ -204,13 +206,13 @@ def test_a_sharded_run_resumes_on_as_many_ranks_and_on_one(
 ) -> None:
     """The checkpoint holds whole tensors: on two ranks it goes on bit for bit, on one to rounding."""
     folder, alone = tmp_path / "run", tmp_path / "alone"
-    ended = server(Job(str(folder), ranks=2, rank=1, parallel="fsdp2", stage="", iteration=16, wait_s=0.0))
+    ended = server(Job(str(folder), ranks=2, rank=1, parallel="fsdp2", iteration=13, part=0.6))
     ended_together(ended, 1)
-    assert newest(folder) == 15
+    checkpoint = newest_after(folder, ended)
     shutil.copytree(folder, alone)
-    resumed(server, folder, 15, ranks=2, parallel="fsdp2")
+    resumed(server, folder, checkpoint, ranks=2, parallel="fsdp2")
     assert differences(folder, whole_sharded[0]) == []
-    resumed(server, alone, 15)
+    resumed(server, alone, checkpoint)
     single = read.load(whole[0] / "checkpoints" / FINAL[-1])
     state = read.load(alone / "checkpoints" / FINAL[-1])
     assert (state.world_size, read.load(whole_sharded[0] / "checkpoints" / FINAL[-1]).world_size) == (1, 2)
