@@ -3,7 +3,7 @@
 import difflib
 import importlib
 import inspect
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -41,7 +41,7 @@ def load_implementation(name: str) -> Implementation:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:
         raise InputError("implementation", name, f"importable ({describe(error)})") from error
-    made = construct(found, name) if isinstance(found, type) else found
+    made: Any = construct(found, name) if isinstance(found, type) else found
     for field in ("name", "spec_version", "capabilities"):
         if not hasattr(made, field):
             raise InputError(

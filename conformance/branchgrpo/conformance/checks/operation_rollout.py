@@ -178,7 +178,7 @@ def members_are_integrated_at_their_levels(subject: Subject) -> None:
     singular, prompts, model = subject.operation("singular_rollout"), prompts_of(2), network(subject)
     condition = condition_for(prompts, torch.float64, subject.device)
     for anchor in ("start", "end"):
-        family = PlanFamily(shifted_schedule(8), FLOW, (0, 2), 3, (1, 3), anchor)  # type: ignore[arg-type]
+        family = PlanFamily(shifted_schedule(8), FLOW, (0, 2), 3, (1, 3), anchor)
         traces = singular.singular_rollout(family, model, prompts, condition, KeyedNoise(3), **sampling())
         for k, granularity in family.members():
             trace, plan, where = traces[k, granularity], family.member(k, granularity), f"member ({k}, {granularity})"
