@@ -3,9 +3,9 @@
 import argparse
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from branchgrpo.cli.errors import UsageError
 from branchgrpo.cli.output import deliver, write_file
@@ -26,9 +26,12 @@ conformance/ADAPTERS.md of the project says how to wrap code of yours.
 EXAMPLES = """\
   branchgrpo conformance                                  the project's own batched implementation
   branchgrpo conformance --impl mylab.grpo:Adapter        an implementation of yours
+  branchgrpo conformance --vectors                        and by the stored test vectors
   branchgrpo conformance --trace run.safetensors          what a run has dumped
   branchgrpo conformance --xfails known.txt --junit r.xml expected failures, and a report for a build server
 """
+DEFAULT = "optimized"
+"""Judged where nothing is named; no default of the parser, which could not tell it from the same word typed."""
 COLOURS = {
     "passed": "green",
     "failed": "bold red",
@@ -45,12 +48,12 @@ def parser() -> Parser:
     subject.add_argument(
         "--impl",
         metavar="MODULE:OBJECT",
-        default="optimized",
         help="implementation to judge; short names: optimized (default), reference, plain",
     )
     subject.add_argument(
         "--trace", metavar="FILE", type=Path, help="judge a trace, FILE.safetensors with its JSON beside it"
     )
+    made.add_argument("--vectors", action="store_true", help="put the stored test vectors (spec/vectors) to it as well")
     made.add_argument("--device", default="cpu", help="torch device of the arrays (default: cpu)")
     made.add_argument("--xfails", metavar="FILE", type=Path, help="expected failures, lines CLAUSE  # reason")
     made.add_argument("--junit", metavar="FILE", type=Path, help="also write JUnit XML")
@@ -74,13 +77,41 @@ def make(args: argparse.Namespace) -> "Report":
     from branchgrpo.conformance.subject_loading import load_subject, suspicious_names
 
     expected = read_xfails(args.xfails)
+    if args.trace is not None and args.vectors:
+        raise UsageError("--vectors goes with --impl: a trace answers no questions")
     if args.trace is not None:
         return make_report(str(args.trace), run_trace_file(args.trace), expected)
-    subject = load_subject(args.impl, args.device)
+    subject = load_subject(args.impl or DEFAULT, args.device)
     for line in suspicious_names(subject.implementation):
         print(f"branchgrpo: warning: {line}", file=sys.stderr)
     with Console(stderr=True).status("conformance") as status:
-        return judge(subject, expected, lambda name: status.update(f"conformance: {name}"))
+        report = judge(subject, expected, lambda name: status.update(f"conformance: {name}"))
+        if not args.vectors:
+            return report
+        status.update("conformance: vectors")
+        return with_vectors(report, subject.implementation, expected)
+
+
+def with_vectors(report: "Report", implementation: Any, expected: Mapping[str, str]) -> "Report":
+    """The report, and the test vectors that the implementation has an operation for."""
+    from dataclasses import replace
+
+    from branchgrpo.conformance.report import make_report
+    from branchgrpo.conformance.vectors.verify import verify
+
+    found = [replace(r, check=f"vector_{r.check}") for r in verify(implementation) if r.status != "unsupported"]
+    return make_report(report.implementation, [*report.results, *found], expected)
+
+
+COUNTED = ("case", "vector")
+"""What checks are of which there are many; their names begin with it."""
+
+
+def check_names(checks: Sequence[str]) -> list[str]:
+    """The names of a clause's checks in words; the cases that were driven and the vectors are counted, not listed."""
+    counts = {kind: sum(name.startswith(f"{kind}_") for name in checks) for kind in COUNTED}
+    names = [name.replace("_", " ") for name in checks if not name.startswith(tuple(f"{kind}_" for kind in COUNTED))]
+    return [*names, *(f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts.items() if count)]
 
 
 def print_table(report: "Report") -> None:
@@ -99,7 +130,7 @@ def print_table(report: "Report") -> None:
     for column in ("clause", "level", "status", "checks"):
         table.add_column(column, no_wrap=column != "checks")
     for clause, row in report.data()["clauses"].items():
-        names = ", ".join(check["check"].replace("_", " ") for check in row["checks"])
+        names = ", ".join(check_names([check["check"] for check in row["checks"]]))
         status = NOT_JUDGED if row["status"] == "unsupported" and clause in lost else row["status"]
         counts[status] = counts.get(status, 0) + 1
         table.add_row(clause, row["level"], f"[{COLOURS[status]}]{status}[/]", names)
