@@ -88,6 +88,8 @@ def test_an_expected_failure_is_no_failure(adapter: str, tmp_path: Path, capsys:
         (["conformance", "--xfails", "none.txt"], "an existing file"),
         (["conformance", "--trace", "none.safetensors"], "an existing file"),
         (["conformance", "--impl", "reference", "--trace", "x.safetensors"], "not allowed"),
+        (["conformance", "--impl", "optimized", "--trace", "x.safetensors"], "not allowed"),
+        (["conformance", "--trace", "x.safetensors", "--vectors"], "--vectors goes with --impl"),
         (["conformance", "--jason"], "--json"),
         (["audit", "--impl", "nowhere:Thing"], "importable"),
         (["audit", "--config", "none.toml"], "an existing TOML file"),
@@ -111,6 +113,37 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert found.err.startswith("branchgrpo: error: ")
     assert found.err.count("\n") == 1
     assert message in found.err
+
+
+def test_a_device_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    assert main(["conformance", "--device", "cuda"]) == 2
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err == "branchgrpo: error: device = 'cuda': must be present: this machine has no CUDA device\n"
+
+
+@pytest.mark.slow
+def test_vectors_judge_what_cases_do_not_reach(adapter: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def statuses(name: str) -> list[str]:
+        main(["conformance", "--impl", f"{adapter}:{name}", "--vectors", "--json"])
+        rows = json.loads(capsys.readouterr().out)["clauses"].values()
+        return [check["status"] for row in rows for check in row["checks"] if check["check"].startswith("vector_")]
+
+    right = statuses("Right")
+    assert len(right) >= 10
+    assert set(right) == {"passed"}
+    assert "failed" in statuses("Wrong")
+
+
+def test_vectors_are_counted_not_listed() -> None:
+    from branchgrpo.cli.conformance import check_names
+
+    checks = ["leaves_fit", "vector_a", "vector_b", "case_c"]
+    assert check_names(checks) == ["leaves fit", "1 case", "2 vectors"]
 
 
 def test_an_xfail_file_of_another_form_is_refused(

@@ -1,6 +1,7 @@
 """What is built, installed and promised: wheel, pins, Makefile, types at run time."""
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -62,6 +63,38 @@ def test_wheel_holds_types_license_template_and_command(wheel: zipfile.ZipFile):
     assert "Apache License" in wheel.read(license_file).decode()
     (scripts,) = [name for name in names if name.endswith("entry_points.txt")]
     assert "branchgrpo = branchgrpo.cli.main:main" in wheel.read(scripts).decode()
+
+
+def test_wheel_holds_the_specification(wheel: zipfile.ZipFile):
+    own = {path.relative_to(ROOT).as_posix() for path in (ROOT / "spec").rglob("*") if path.is_file()}
+    assert {name.removeprefix("branchgrpo/") for name in wheel.namelist() if "/spec/" in name} == own
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_judges_without_a_checkout(wheel: zipfile.ZipFile, tmp_path: Path):
+    target = tmp_path / "target"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(target)]
+    subprocess.run([*command, str(wheel.filename)], check=True, capture_output=True)
+    # -S: the folders of the editable installation are not on the path.
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), *packages]), "OMP_NUM_THREADS": "1"}
+    code = "import sys\nfrom branchgrpo.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+
+    def installed(*words: str, code: str = code) -> str:
+        command = [sys.executable, "-S", "-c", code, *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=900
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    where = "import branchgrpo.conformance.clauses as c, branchgrpo.reference.plan as p; print(c.__file__, p.__file__)"
+    assert all(path.startswith(str(target)) for path in installed(code=where).split())
+    assert "219" in installed("plan", "--preset", "branchgrpo")
+    judged = json.loads(installed("conformance", "--impl", "optimized", "--vectors", "--json"))["clauses"]
+    assert len(judged) > 60
+    assert {row["status"] for row in judged.values()} == {"passed"}
+    assert "adopt" in installed("audit", "--out", str(tmp_path / "audit"))
 
 
 def requirements() -> list[Requirement]:

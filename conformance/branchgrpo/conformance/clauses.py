@@ -9,8 +9,9 @@ from typing import Literal, TypeVar, cast
 
 from branchgrpo.reference.errors import OptionError
 
-ROOT = Path(__file__).resolve().parents[3]
-"""Top of the checkout; `spec/` is read from here and is not part of an installed wheel."""
+CHECKOUT = Path(__file__).resolve().parents[3]
+ROOT = CHECKOUT if (CHECKOUT / "spec" / "README.md").is_file() else Path(__file__).resolve().parents[1]
+"""Where `spec/` lies: the top of the checkout, or the package ``branchgrpo`` of an installed wheel."""
 
 ID = re.compile(r"\b(?:DIV-[A-Z]{1,2}\d+|[A-Z]{3,}-\d+)\b")
 RANGE = re.compile(r"\b([A-Z]{3,})-(\d+)\s*…\s*([A-Z]{3,})-(\d+)\b")
