@@ -57,7 +57,7 @@ evaluation, checkpoint, logging; a table audit is for `branchgrpo audit`):
   [[rewards]]
   name = "hps_v2.1"
 
-exit code: 0 finished, or interrupted and saved; 1 stopped by a monitor, or by another process; 2 bad input.
+exit code: 0 finished; 1 stopped by a monitor, or by another process; 2 bad input; 130 interrupted and saved.
 """
 OVERRIDE = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=.*", re.DOTALL)
 VALUED = ("--config", "--preset", "--checkpoint", "--require-audit")
@@ -198,12 +198,13 @@ def prepare(args: argparse.Namespace, overrides: Sequence[str]) -> "TrainConfig"
 
 
 def run(args: argparse.Namespace, config: "TrainConfig") -> int:
-    """Train; exit code 1 if a monitor ended the run.
+    """Train; exit code 1 if a monitor ended the run, 130 if it was interrupted.
 
     Raises:
         UsageError, BranchGRPOError: bad input.
     """
     from branchgrpo.cli.main import complain
+    from branchgrpo.training.engine.interrupt import EXIT_CODE
     from branchgrpo.training.engine.loop import train
     from branchgrpo.training.monitors.limits import MonitorStop
 
@@ -214,7 +215,7 @@ def run(args: argparse.Namespace, config: "TrainConfig") -> int:
     if result.main:
         row = result_row(result)
         deliver(row, args.json, lambda: print_result(row))
-    return 0
+    return EXIT_CODE if result.status == "interrupted" else 0
 
 
 def show_config(args: argparse.Namespace, config: "TrainConfig") -> int:

@@ -1,5 +1,6 @@
 """The loop of a training run: what is checked before it, what happens in every iteration, and how it ends."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
@@ -79,6 +80,7 @@ def train(config: TrainConfig, *, resume: bool | Path = False, hooks: Hooks | No
         BranchGRPOError: of any kind; with several processes one of them raises it, the others ``AnotherRankFailed``.
         MonitorStop: a monitor ended the run, which was saved before.
     """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime, which diffusers imports, would write to $HOME
     board, cluster = early_board(), None
     try:
         with Interrupts() as interrupts:
