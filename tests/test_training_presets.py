@@ -1,0 +1,157 @@
+"""Presets: the published settings, a twin of each at the size of a CPU, and that the twins train."""
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+
+from branchgrpo.reference.errors import OptionError
+from branchgrpo.reference.presets import PRESETS, preset
+from branchgrpo.training.config.method import build_method
+from branchgrpo.training.config.names import methods, preset_document, preset_names, twins
+from branchgrpo.training.config.reading import load_preset, read_config
+from branchgrpo.training.config.schema import LoraConfig, TrainConfig
+from branchgrpo.training.data.prompts import read_prompts
+from branchgrpo.training.engine.loop import train
+
+SD3 = ("flowgrpo", "tempflow")
+FAMILIES = ("branchgrpo", "g2rpo")
+PIPELINES = tuple(twin for twin in twins() if twin != "digits")
+SEEDS = range(3)
+
+
+def test_every_method_has_a_published_run_and_every_twin() -> None:
+    assert set(methods()) == set(PRESETS)
+    assert twins() == ("digits", "tiny-flux", "tiny-qwen-image", "tiny-sd3", "tiny-wan")
+    assert len(preset_names()) == len(PRESETS) * 6
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_published_run_trains_exactly_the_published_method(name: str) -> None:
+    assert build_method(load_preset(name).method) == preset(name)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_twin_is_the_same_method_on_a_small_model(name: str) -> None:
+    config = load_preset(name)
+    method, _, twin = name.partition("@")
+    assert config.method.preset == method
+    if twin:
+        assert config.model.source == twin
+        assert config.run.device == "cpu"
+        assert config.run.iterations <= 8
+        published = build_method(load_preset(method).method)
+        small = build_method(config.method)
+        assert (small.fusion, small.normalization, small.pruning, small.objective, small.log_prob) == (
+            published.fusion,
+            published.normalization,
+            published.pruning,
+            published.objective,
+            published.log_prob,
+        )
+        assert type(small.sampler) is type(published.sampler)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in SD3])
+def test_flux_runs_have_the_published_settings(name: str) -> None:
+    config = load_preset(name)
+    model, optimizer = config.model, config.optimizer
+    assert model.source == "black-forest-labs/FLUX.1-dev"
+    assert (model.height, model.width, model.guidance, model.guidance_scale) == (720, 720, "embedded", 3.5)
+    assert (model.dtype, model.lora, optimizer.weight_decay, config.update.max_grad_norm) == ("bfloat16", None, 1e-4, 1)
+    trained = [reward.name for reward in config.rewards if not reward.held_out]
+    if name.startswith("g2rpo"):
+        assert (config.run.iterations, optimizer.learning_rate, config.update.step_per) == (301, 2e-6, "member")
+        assert trained == ["hps_v2.1", "clip"]
+    else:
+        assert (config.run.iterations, optimizer.learning_rate, config.update.accumulation) == (300, 1e-5, 12)
+        assert trained == ["hps_v2.1"]
+    assert [reward.name for reward in config.rewards if reward.held_out] == ["pickscore", "image_reward"]
+    assert config.ema.decay == (0.995 if name.startswith("branchgrpo") else 0.0)
+
+
+@pytest.mark.parametrize("name", SD3)
+def test_stable_diffusion_runs_have_the_published_settings(name: str) -> None:
+    config = load_preset(name)
+    assert config.model.source == "stabilityai/stable-diffusion-3.5-medium"
+    assert (config.model.height, config.model.width, config.model.lora) == (512, 512, LoraConfig(32, 64))
+    assert (config.optimizer.learning_rate, config.evaluation.steps) == (3e-4, 40)
+
+
+def test_unknown_presets_are_refused_with_the_nearest() -> None:
+    for name, near in {"brnchgrpo": "branchgrpo", "g2rpo@digit": "g2rpo@digits", "branchgrpo@": "branchgrpo"}.items():
+        with pytest.raises(OptionError, match=f"'{near}"):
+            load_preset(name)
+    with pytest.raises(OptionError, match="alone or with @digits"):
+        load_preset("nothing like it")
+
+
+def test_reading_a_preset_does_not_change_it() -> None:
+    first = preset_document("g2rpo@digits")
+    first["run"]["iterations"] = 999
+    assert load_preset("g2rpo@digits").run.iterations < 999
+
+
+# ---- the twins train -------------------------------------------------------------------------------------------------
+
+
+def trained(name: str, folder: Path, seed: int, *overrides: str) -> list[dict[str, float]]:
+    """The evaluations of one run of a twin."""
+    config = read_config(preset=name, overrides=[f"run.folder={folder}", f"run.seed={seed}", *overrides])
+    result = train(config)
+    assert result.status == "finished"
+    assert result.iterations == config.run.iterations
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    iterations = [line for line in lines if line["kind"] == "iteration"]
+    assert len(iterations) == config.run.iterations
+    return [line["metrics"] for line in lines if line["kind"] == "evaluation"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_reward_rises_on_digits(name: str, tmp_path: Path) -> None:
+    gains = []
+    for seed in SEEDS:
+        first, *_, last = trained(f"{name}@digits", tmp_path / str(seed), seed)
+        gains.append(last["evaluation/digits/mean"] - first["evaluation/digits/mean"])
+        assert last["evaluation/digits_judge/mean"] > 0.95
+    error = statistics.stdev(gains) / math.sqrt(len(gains))
+    assert statistics.mean(gains) > 2 * error
+    assert statistics.mean(gains) > 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
+def test_three_iterations_on_tiny_flux(name: str, tmp_path: Path) -> None:
+    trained(f"{name}@tiny-flux", tmp_path / "run", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("twin", PIPELINES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_three_iterations_on_every_pipeline(name: str, twin: str, tmp_path: Path) -> None:
+    trained(f"{name}@{twin}", tmp_path / "run", 1, "evaluation.every=3", "model.lora.rank=2")
+
+
+def test_the_defaults_are_a_run_on_digits() -> None:
+    assert TrainConfig().model.source == "digits"
+
+
+@pytest.mark.parametrize("folder", ["methods", "bases", "twins"])
+def test_preset_files_explain_themselves(folder: str) -> None:
+    from branchgrpo.training.config.names import FOLDER
+
+    files = sorted((FOLDER / folder).glob("*.toml"))
+    assert files
+    for file in files:
+        assert file.read_text(encoding="utf-8").startswith("# "), file
+        assert all(len(line) <= 120 for line in file.read_text(encoding="utf-8").splitlines()), file
+
+
+def test_published_runs_ask_for_prompts_by_name(tmp_path: Path) -> None:
+    prompts = tmp_path / "mine.txt"
+    prompts.write_text("a\nb\n", encoding="utf-8")
+    config = read_config(preset="branchgrpo", overrides=[f"data.prompts={prompts}"])
+    assert len(read_prompts(config.data.prompts)) == 2
