@@ -23,6 +23,7 @@ EXAMPLES = """\
   branchgrpo audit                             the project's own batched implementation, minutes
   branchgrpo audit --impl mylab.grpo:Adapter   an implementation of yours (conformance/ADAPTERS.md)
   branchgrpo audit --config run.toml           a training run, as branchgrpo train reads it; with a table [audit], that
+  branchgrpo train --preset NAME --print-config > run.toml   the file that serves both, with every option
   branchgrpo audit --mutants                   judge the judge again too, ten minutes more
 
 the table [audit], every key with its default:
