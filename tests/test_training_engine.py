@@ -235,6 +235,7 @@ def test_the_average_is_what_is_evaluated_and_exported(tmp_path: Path) -> None:
     )
 
 
+@shapes_unchecked()
 def test_inner_epochs_repeat_the_update_with_the_old_log_probabilities(tmp_path: Path) -> None:
     run_small(tmp_path, "update.inner_epochs=3", "run.iterations=1")
     (record,) = records(tmp_path)
@@ -245,6 +246,7 @@ def test_inner_epochs_repeat_the_update_with_the_old_log_probabilities(tmp_path:
     assert record["metrics"]["edges_trained"] == 3 * records(one)[0]["metrics"]["edges_trained"]
 
 
+@shapes_unchecked()
 def test_the_reference_stays_where_the_policy_began(tmp_path: Path) -> None:
     run_small(tmp_path, "method.objective.kl=1.0")
     found = [record["metrics"]["kl"] for record in records(tmp_path)]
@@ -418,6 +420,7 @@ def test_the_resolved_configuration_is_kept(tmp_path: Path) -> None:
     assert read_config(tmp_path / "config.toml") == small(tmp_path, "run.iterations=1")
 
 
+@shapes_unchecked()
 def test_the_rooms_page_shows_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[1] / "optimized/branchgrpo/training/README.md").read_text(encoding="utf-8")

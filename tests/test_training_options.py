@@ -5,6 +5,7 @@ of the files (files), and the log's numbers, findings and the console (logs).
 """
 
 import hashlib
+import importlib.util
 import json
 import re
 from collections.abc import Sequence
@@ -23,15 +24,17 @@ from branchgrpo.training.config.effects import EFFECTS, FILES
 from branchgrpo.training.config.leaves import leaves
 from branchgrpo.training.config.reading import read_config
 from branchgrpo.training.engine.loop import train
-from branchgrpo.training.monitors.limits import MonitorStop
+from branchgrpo.training.monitors.limits import MONITORS, MonitorStop, judge
 
 pytestmark = pytest.mark.slow
 
+RATE = 2e-4
+"""AdamW's first steps move a weight by about this much each, whatever its gradient."""
 BASE = (
     "run.iterations=2",
     "data.prompts_per_iteration=2",
     "data.held_out_prompts=2",
-    "optimizer.learning_rate=3e-4",
+    "optimizer.learning_rate=2e-4",
     "evaluation.every=2",
     "evaluation.samples=3",
     "evaluation.grid=1",
@@ -136,9 +139,33 @@ def test_every_option_says_what_it_changes() -> None:
     assert set(EFFECTS) == set(leaves())
 
 
-@pytest.mark.parametrize("name", EFFECTS)
+PROBES = (-1.0, 0.0, 0.005, 0.02, 0.2, 0.7, 1.5, 5.0, 150.0, 2e9)
+"""Values of a monitored number, on either side of every threshold that the alternatives set."""
+LIMITS = [name for name in EFFECTS if name.startswith("monitors.") and name != "monitors.costly_every"]
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_limit_changes_what_is_said_about_some_value(name: str, walk: Walk) -> None:
+    """What a finding does to a run is tested with the loop; a run cannot be made to have every value."""
+    effect = EFFECTS[name]
+    both = (effect.given, (*effect.given, *effect.alternative))
+    given, alternative = (read_config(overrides=walk.overrides(options)).monitors for options in both)
+    key = MONITORS[name.split(".")[1]].keys[0]
+    found = [[[f.level for f in judge({key: value}, limits)] for value in PROBES] for limits in (given, alternative)]
+    assert found[0] != found[1]
+
+
+PACKAGES = {"logging.wandb": "wandb", "logging.wandb_project": "wandb"}
+"""Options that need a package which may be missing: then they are refused, and the message names it."""
+
+
+@pytest.mark.parametrize("name", [name for name in EFFECTS if name not in LIMITS])
 def test_an_option_changes_what_it_says(name: str, walk: Walk, capsys: pytest.CaptureFixture[str]) -> None:
     effect = EFFECTS[name]
+    if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None:
+        with pytest.raises(OptionError, match=f"pip install {PACKAGES[name]}"):
+            walk.run((*effect.given, *effect.alternative), capsys)
+        return
     without = walk.run(effect.given, capsys)
     present = walk.run((*effect.given, *effect.alternative), capsys)
     if "numbers" in effect.changes:
@@ -146,8 +173,8 @@ def test_an_option_changes_what_it_says(name: str, walk: Walk, capsys: pytest.Ca
         assert differ, f"{name} changes no number"
     elif "rounding" in effect.changes:
         mean = sum(float((without.weights[n].double() - t.double()).abs().sum()) for n, t in present.weights.items())
-        assert mean / sum(t.numel() for t in present.weights.values()) < 0.01 * 2 * 3e-4
-        assert largest_difference(without.weights, present.weights) <= 2 * 2 * 3e-4
+        assert mean / sum(t.numel() for t in present.weights.values()) < 0.01 * 2 * RATE
+        assert largest_difference(without.weights, present.weights) <= 2 * 2 * RATE
     elif name != "run.iterations":
         assert same_weights(without, present) or present.log[-1] == ["stopped"], f"{name} changes weights"
     changed = without.names != present.names or without.contents != present.contents
