@@ -21,21 +21,23 @@ HOST = (1 << 64) - 1
 
 @no_type_check
 def philox(c0, c1, c2, c3, k0, k1):  # noqa: ANN001, ANN201
-    """Philox-4×32-10 of counters and keys held as 32-bit words in int64 tensors, which broadcast.
+    """Philox-4×32-10 of counters and keys held as 32-bit words in int64 tensors of one shape.
 
-    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Products wrap modulo 2⁶⁴, and the
-    mask after the arithmetic shift makes it a logical one.
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Both halves of a round are done at
+    once: products of the even words, which wrap modulo 2⁶⁴; their low words are the odd words of the next round, and
+    what lies above them, as what the arithmetic shift draws in, is masked off with the sum.
     """
-    for _ in range(ROUNDS):
-        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
-        c0, c1 = ((p1 >> 32) & WORD) ^ c1 ^ k0, p1 & WORD
-        c2, c3 = ((p0 >> 32) & WORD) ^ c3 ^ k1, p0 & WORD
-        k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
-    return c0, c1, c2, c3
-
-
-plain_philox = getattr(philox, "__wrapped__", philox)
-"""``philox`` without the shape checks of a test run: it is called with words of different widths."""
+    even, odd = torch.stack([c0, c2]), torch.stack([c3, c1])
+    lanes = (2, *(1,) * c0.ndim)
+    constants = torch.tensor([MULTIPLIERS, WEYL[::-1]]).to(even.device, non_blocking=True)
+    multiplier, weyl = constants[0].reshape(lanes), constants[1].reshape(lanes)
+    rounds = torch.arange(ROUNDS, device=even.device).reshape(-1, *(1,) * even.ndim)
+    for key in (torch.stack([k1, k0]) + rounds * weyl).unbind(0):
+        product = even * multiplier
+        even = (product >> 32).bitwise_xor_(odd).bitwise_xor_(key).bitwise_and_(WORD).flip(0)
+        odd = product
+    odd = odd & WORD
+    return even[0], odd[1], even[1], odd[0]
 
 
 @no_type_check
@@ -47,7 +49,7 @@ def draw_streams(prompts, roots, nodes, key):  # noqa: ANN001, ANN201
         key: two 32-bit words a draw, int64 ``[draws, 2]``.
     """
     words = (prompts & WORD, prompts >> 32, nodes & WORD, nodes >> 32)
-    w0, w1, w2, w3 = plain_philox(*words, key[:, 0] ^ roots, key[:, 1])
+    w0, w1, w2, w3 = philox(*words, key[:, 0] ^ roots, key[:, 1])
     return (w0 << 32) | w1, (w2 << 32) | w3
 
 
