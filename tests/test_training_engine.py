@@ -70,7 +70,7 @@ MOVING = ("depth windows", "mixgrpo", "kl")
 """Methods whose second iteration is another matter than the first."""
 
 
-QUICK = ("branchgrpo", "g2rpo")
+QUICK = ("branchgrpo", "g2rpo", "random steps")
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])

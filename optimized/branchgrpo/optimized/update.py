@@ -190,7 +190,8 @@ def accumulate_gradients(
     ranks = parallel.ranks if parallel else None
     check = (trees, condition, advantages, kept, options, reference_model)
     work = agreed(lambda: checked_work(*check, micro_batch, parallel.owned if parallel else None), ranks)
-    weights = trained_weights(trees, kept, options, ranks)
+    stds = trained_stds(trees, kept, ranks) if all_stds is None else all_stds
+    weights = step_weights(stds, options.edge_weights)
     scale, done = objective_scale(trees, total_trees, parallel), []
     batches = list(table_batches(tabulate(trees, advantages, work, weights), work, micro_batch)) if work else []
     rounds = len(batches) if ranks is None else ranks.largest(len(batches))
