@@ -5,6 +5,7 @@ on a tiny random FLUX. A twin's file holds what its runs share, and under ``[met
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,30 +14,33 @@ from branchgrpo.reference.errors import InputError, OptionError
 from branchgrpo.training.config.checks import check_text, near
 from branchgrpo.training.config.documents import laid_over, read_document
 
-FOLDER = Path(__file__).parent / "presets"
+FOLDER = Path(__file__).resolve().parent / "presets"
 DEEPEST = 8
 """Documents that may stand on each other through ``base``."""
 
 
+@cache
 def methods() -> tuple[str, ...]:
     """Published runs, by the name of their method."""
     return tuple(sorted(path.stem for path in (FOLDER / "methods").glob("*.toml")))
 
 
+@cache
 def twins() -> tuple[str, ...]:
     """What follows the @: the models that every method can be tried on."""
     return tuple(sorted(path.stem for path in (FOLDER / "twins").glob("*.toml")))
 
 
+@cache
 def preset_names() -> tuple[str, ...]:
     """All names that ``preset_document`` knows."""
     return tuple(f"{name}{at}" for name in methods() for at in ("", *(f"@{twin}" for twin in twins())))
 
 
 @cache
-def file_of(folder: str, name: str) -> dict[str, Any]:
-    """A preset's file; read once."""
-    return read_document(FOLDER / folder / f"{name}.toml")
+def own_file(path: Path) -> dict[str, Any]:
+    """One of the project's own files, read once."""
+    return read_document(path)
 
 
 def preset_document(name: str) -> dict[str, Any]:
@@ -51,15 +55,15 @@ def preset_document(name: str) -> dict[str, Any]:
         listed = f"one of {', '.join(methods())}, alone or with @{', @'.join(twins())}"
         raise OptionError("preset", name, f"{close!r}?" if close else listed)
     method, _, twin = name.partition("@")
-    published = on_its_base(file_of("methods", method), FOLDER / "methods", 0)
+    published = on_its_base(own_file(FOLDER / "methods" / f"{method}.toml"), FOLDER / "methods", 0)
     if not twin:
-        return published
-    document = dict(file_of("twins", twin))
+        return deepcopy(published)
+    document = dict(own_file(FOLDER / "twins" / f"{twin}.toml"))
     special: Mapping[str, Any] = document.pop("methods", {}).get(method, {})
     own = {"method": published["method"]}
     if "step_per" in published.get("update", {}):
         own["update"] = {"step_per": published["update"]["step_per"]}
-    return laid_over(laid_over(document, own), special)
+    return deepcopy(laid_over(laid_over(document, own), special))
 
 
 def on_its_base(document: Mapping[str, Any], folder: Path, depth: int) -> dict[str, Any]:
@@ -83,5 +87,6 @@ def on_its_base(document: Mapping[str, Any], folder: Path, depth: int) -> dict[s
     base = str(document["base"])
     if not base.endswith(".toml"):
         return laid_over(preset_document(base), rest)
-    path = (folder / base).expanduser()
-    return laid_over(on_its_base(read_document(path), path.parent, depth + 1), rest)
+    path = (folder / base).expanduser().resolve()
+    below = own_file(path) if path.is_relative_to(FOLDER) else read_document(path)
+    return laid_over(on_its_base(below, path.parent, depth + 1), rest)

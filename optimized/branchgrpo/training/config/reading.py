@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
@@ -38,7 +39,7 @@ def read_config(path: Path | str | None = None, overrides: Sequence[str] = (), p
         InputError: a file that cannot be read, or is no TOML.
         OptionError: an unknown option, with the nearest one; a value that is not legal; a contradiction.
     """
-    tree: dict[str, Any] = asdict(TrainConfig())
+    tree = defaults()
     if preset:
         tree = laid_over(tree, preset_document(preset))
     if path is not None:
@@ -51,6 +52,12 @@ def read_config(path: Path | str | None = None, overrides: Sequence[str] = (), p
         key, text = split_override(word)
         tree = put(tree, key, parse_value(text, textual=is_textual(key)))
     return config_from(tree)
+
+
+@cache
+def defaults() -> dict[str, Any]:
+    """Every option's default as nested tables; what is laid over them makes new ones."""
+    return asdict(TrainConfig())
 
 
 def load_preset(name: str) -> TrainConfig:
