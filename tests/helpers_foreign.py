@@ -151,6 +151,19 @@ FAULTS = {
     "the last edge is trained": fault(
         "adapter", "set(plan.trainable_steps)\n", "set(plan.stochastic_steps)\n", "PLAN-6", "sample"
     ),
+    "the KL is weighted": fault(
+        "grove_update", "/ (2.0 * hop.std**2)", "/ (2.0 * hop.std**2) * weight(node.depth)", "OBJ-5"
+    ),
+    "granularities are clipped one by one": fault(
+        "adapter",
+        "total = raw if total is None else total + raw",
+        "raw = raw.clamp(-options.clip, options.clip); total = raw if total is None else total + raw",
+        "GRAN-5",
+    ),
+    "subsets of another role": fault(
+        "grove_update", "PRIVATE, SUBSET, WINDOW = range(5)", "PRIVATE, WINDOW, SUBSET = range(5)", "PLAN-7"
+    ),
+    "subsets without the root": fault("grove_update", "(depth << 32) + root, node]", "(depth << 32), node]", "PLAN-7"),
     "chains train one more step": fault(
         "grove_update", "math.floor(fraction", "1 + math.floor(fraction", "PLAN-7", "fraction"
     ),

@@ -8,7 +8,14 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from branchgrpo.conformance.checks.base import Subject, each_supported, expect, expect_close, operation_check
+from branchgrpo.conformance.checks.base import (
+    Subject,
+    UnsupportedError,
+    each_supported,
+    expect,
+    expect_close,
+    operation_check,
+)
 from branchgrpo.conformance.checks.fixtures import (
     FLOW,
     all_edges,
@@ -132,10 +139,18 @@ def the_kl_has_the_steps_std_and_a_gradient(subject: Subject) -> None:
         terms.append(kl.reshape(2, -1).repeat_interleave(trace.plan.branching[step], dim=1))
     options = replace(SAME, kl=0.7)
     wanted = -0.7 * torch.cat(terms, dim=1).mean()
-    found = subject.operation("objective").objective(
-        [trace], policy, condition, [zeros], [all_edges(trace)], options, Reduction.MEAN, frozen
-    )
+
+    def kl_alone(options: Objective) -> Float64[Tensor, ""]:
+        edges, objective = [all_edges(trace)], subject.operation("objective").objective
+        return objective([trace], policy, condition, [zeros], edges, options, Reduction.MEAN, frozen)
+
+    found = kl_alone(options)
     expect_close(found, wanted, 1e-8, "J of advantage 0 with KL")
+    try:
+        weighted = kl_alone(replace(options, edge_weights="std"))
+    except UnsupportedError:
+        weighted = found
+    expect_close(weighted, wanted, 1e-8, "J of advantage 0 with KL and std weights, which the KL has not")
     gradients = torch.autograd.grad(found, [policy.outer, frozen.outer], allow_unused=True)
     expect(gradients[0] is not None and float(gradients[0].abs().max()) > 0, "the KL carries no gradient to the policy")
     expect(gradients[1] is None or float(gradients[1].abs().max()) == 0, "the KL trains the frozen policy")

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 
 from branchgrpo.conformance.checks.base import Subject, expect, expect_close, operation_check
@@ -32,6 +33,9 @@ from branchgrpo.reference.schedule import shifted_schedule
 from branchgrpo.reference.types import LeafOutput, Reduction
 
 OPEN = Objective(clip_low=0.999, clip_high=0.999)
+SUBSET_ROLE = 3
+"""Code of the role SUBSET in a key (NOISE-4)."""
+
 HALF_A_UNIT = float(torch.finfo(torch.bfloat16).eps) / 2
 """Largest rounding error of a bf16 number in [1, 2)."""
 
@@ -215,14 +219,40 @@ def one_granularity_is_one_split(subject: Subject) -> None:
 
 
 @operation_check
+@clause("GRAN-5")
+def terms_of_opposite_sign_are_not_clipped(subject: Subject) -> None:
+    """Scores of two granularities with opposite signs cancel before the clip, however tight it is."""
+    family = PlanFamily(shifted_schedule(8), FLOW, (0,), 4, (1, 2))
+    rising = torch.tensor([[0.0, 1.0, 2.0, 7.0]], dtype=torch.float64, device=subject.device)
+    falling = torch.tensor([[0.0, 4.0, -1.0, -2.0]], dtype=torch.float64, device=subject.device)
+    values = {}
+    for granularity, own in ((1, rising), (2, falling)):
+        sizes = family.member(0, granularity).level_sizes
+        values[granularity] = tuple((own if n == 4 else own.mean(dim=1, keepdim=True)).unsqueeze(-1) for n in sizes)
+    implementation, clip = subject.operation("granular_advantages"), 0.2
+    options = Normalization(eps=0.0, clip=clip)
+    found = implementation.granular_advantages(family, 0, values, (1.0,), options)
+    scores = [(own - own.mean()) / own.std() for own in (rising, falling)]
+    expect_close(found, (scores[0] + scores[1]).clamp(-clip, clip), 1e-9, "clipped sum of scores of opposite sign")
+
+
+@operation_check
 @clause("PLAN-7")
 def subsets_are_those_of_the_key(subject: Subject) -> None:
-    """Subsets depend on seed, iteration, prompt, root and leaf alone, and differ between iterations."""
-    plan = tree_plan(9, FLOW, splits=(0,), branching=6, trained_fraction=0.5)
+    """A chain's subset is the one that Philox chooses for its key; a prompt by itself has the same ones."""
+    plan = tree_plan(9, FLOW, splits=(0,), branching=6, roots=2, trained_fraction=0.5)
     implementation, prompts = subject.operation("trained_subsets"), prompts_of(3)
     masks = implementation.trained_subsets(plan, prompts, 5, 0)
     alone = implementation.trained_subsets(plan, prompts[1:2], 5, 0)
     other = implementation.trained_subsets(plan, prompts, 5, 1)
+    chains = [(prompt, root, leaf) for prompt in prompts for root in range(2) for leaf in range(plan.leaves)]
+    for at, (prompt, root, leaf) in enumerate(chains):
+        counter = np.array([0, prompt.id, (SUBSET_ROLE << 56) + (plan.steps << 32) + root, leaf], dtype=np.uint64)
+        generator = np.random.Generator(np.random.Philox(key=np.array([5, 0], dtype=np.uint64), counter=counter))
+        size = int(plan.trained_fraction * len(plan.trainable_steps))
+        wanted = set(generator.choice(plan.trainable_steps, size=size, replace=False).tolist())
+        found = {step for step in plan.trainable_steps if bool(masks[step].flatten()[at])}
+        expect(found == wanted, f"leaf {leaf} of prompt {prompt.id} trains {sorted(found)}, its key {sorted(wanted)}")
     for step in plan.trainable_steps:
         expect(torch.equal(masks[step][1:2], alone[step]), f"subsets of a prompt by itself differ at step {step}")
     moved = any(bool((masks[step] != other[step]).any()) for step in plan.trainable_steps)
