@@ -371,13 +371,24 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(config=configs())
-def test_what_is_written_reads_back_equal(config: TrainConfig) -> None:
+def check_round_trip(config: TrainConfig) -> None:
     again = config_from(tomllib.loads(as_toml(config)))
     assert again == config
     assert as_toml(again) == as_toml(config)
     assert config_hash(again) == config_hash(config)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(config=configs())
+def test_what_is_written_reads_back_equal(config: TrainConfig) -> None:
+    check_round_trip(config)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(config=configs())
+def test_what_is_written_reads_back_equal_many_times(config: TrainConfig) -> None:
+    check_round_trip(config)
 
 
 def test_every_option_is_written(tmp_path: Path) -> None:
