@@ -19,7 +19,7 @@ from branchgrpo.training.logs.jsonl import JsonLines
 from branchgrpo.training.logs.report import curves
 from branchgrpo.training.logs.report.history import read_history
 from branchgrpo.training.logs.report.page import make_report
-from branchgrpo.training.logs.report.samples import chosen, inside
+from branchgrpo.training.logs.report.samples import chosen, inside, sheets_of
 from branchgrpo.training.logs.report.summary import summarise
 from branchgrpo.training.monitors.limits import judge
 
@@ -268,6 +268,18 @@ def test_grids_are_few_and_of_the_run_alone(tmp_path: Path) -> None:
     assert inside(folder, "missing.png") is None
     (folder / "own.png").write_bytes(b"x")
     assert inside(folder, "own.png") is not None
+
+
+@pytest.mark.parametrize("ending", [".png", ".json"])
+def test_a_damaged_grid_is_left_out(ending: str, tmp_path: Path) -> None:
+    folder = run_of(tmp_path / "run")
+    whole = sheets_of(read_history(folder))
+    damaged = sorted((folder / "grids").glob(f"*{ending}"))[-1]
+    damaged.write_bytes(b"{cut")
+    left = sheets_of(read_history(folder))
+    assert len(whole) > 1
+    assert [sheet.iteration for sheet in left] == [sheet.iteration for sheet in whole[:-1]]
+    make_report(folder)
 
 
 def test_videos_move_in_the_report(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ MISTAKES = [
     (("--preset", "branchgrpo@digits", "run.seed=x"), "run.seed = 'x': must be an integer"),
     (("--preset", "branchgrpo@digits", "word"), "unexpected argument 'word'"),
     (("--preset", "branchgrpo@digits", "--checkpoint", "x"), "--checkpoint goes with --resume"),
+    (("--preset", "branchgrpo@digits", "--json", "none/x.json"), "cannot write 'none/x.json'"),
     (("--preset", "branchgrpo@digits", "--accept-conditions"), "--accept-conditions goes with --require-audit"),
 ]
 
@@ -59,6 +60,27 @@ def test_a_mistake_is_answered_in_one_line(words: tuple[str, ...], text: str, ca
     assert err.startswith("branchgrpo: error: ")
     assert err.count("\n") == 1
     assert text in err
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE = 'two': must be an integer ≥ 1"),
+        ({"WORLD_SIZE": "2"}, "RANK = None: must be set beside WORLD_SIZE = 2: start through torchrun"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR = None: must be set"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "RANK = '2': must be"),
+    ],
+)
+def test_an_environment_without_a_launcher_is_refused(
+    environment: dict[str, str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "--preset", "branchgrpo@digits", f"run.folder={tmp_path / 'run'}", *QUICK]) == 2
+    assert f"branchgrpo: error: {text}" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_processes_that_do_not_speak_say_nothing(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers_optimized import shapes_unchecked
 
 from branchgrpo.reference.errors import InputError, OptionError, RewardError
 from branchgrpo.reference.protocols import Prompt
@@ -76,6 +77,12 @@ def test_wrong_input_is_named(reward):
             reward(images, [Prompt(0, text), Prompt(1, "1")])
     for bad in ({"target_weight": 1.5}, {"stroke_factor": -1.0}, {"digit_factor": float("inf")}, {"floor": 0.0}):
         with pytest.raises(OptionError, match=rf"digits_reward\.{next(iter(bad))}"):
+            DigitsRewardConfig(**bad)
+    for bad in ({"floor": "low"}, {"target_weight": True}, {"digit_factor": None}):
+        with (
+            shapes_unchecked(),
+            pytest.raises(OptionError, match=rf"digits_reward\.{next(iter(bad))} = .*: must be a number"),
+        ):
             DigitsRewardConfig(**bad)
 
 

@@ -20,6 +20,7 @@ from branchgrpo.models.backbones.stable_diffusion_3 import StableDiffusion3
 from branchgrpo.models.folder import content_digest
 from branchgrpo.models.lora import LoraOptions
 from branchgrpo.models.options import LoadOptions
+from branchgrpo.models.prompt_cache import PromptCache
 from branchgrpo.reference.errors import InputError, ModelError, OptionError, PlanError
 from branchgrpo.reference.protocols import Guidance, TensorCondition
 
@@ -88,6 +89,12 @@ def test_cache_files_name_their_prompt_and_their_encoders(
     config.write_text(config.read_text() + "\n")
     with pytest.raises(AssertionError, match="loaded an encoder"):
         load_backbone(folder, options=options).encode([PROMPTS[0]])
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(InputError, match=r"prompt cache = .*file': must be a folder that can be written"):
+        PromptCache(tmp_path / "file").put("0" * 64, {"x": torch.zeros(1)}, "a cat")
 
 
 def test_a_damaged_cache_file_is_named(root: Path, tmp_path: Path) -> None:

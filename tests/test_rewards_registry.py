@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers_optimized import shapes_unchecked
 from helpers_rewards import TINY, pictures, prompts, tiny_clip_folder, tiny_open_clip, write_merges
 
 from branchgrpo.reference.errors import InputError, OptionError
@@ -62,10 +63,12 @@ def test_a_cache_wraps_every_reward(tmp_path: Path) -> None:
         (RewardSpec("judge", options=ENDPOINT | {"tries": 3}), "option = 'tries'"),
         (RewardSpec("judge", options={"model": "m"}), "reward judge: base_url"),
         (RewardSpec("aesthetic"), "reward aesthetic: head"),
+        (RewardSpec("colour", options={"target": 5}), "reward colour: options = {'target': 5}: must be of the types"),
+        (RewardSpec("colour", options={"target": (0, "a", 1)}), "reward colour: options = .*: must be of the types"),
     ],
 )
 def test_unknown_and_missing_options_are_named(spec: RewardSpec, named: str) -> None:
-    with pytest.raises(OptionError, match=named):
+    with shapes_unchecked(), pytest.raises(OptionError, match=named):
         build_reward(spec)
 
 

@@ -62,7 +62,8 @@ def written(folder: Path, text: str, name: str = "run.toml") -> Path:
 
 ILLEGAL = [
     ("run.folder=", "run.folder = '': must be one line of printable text"),
-    ("run.iterations=0", "run.iterations = 0: must be an integer ≥ 1"),
+    ("run.iterations=0", "run.iterations = 0: must be an integer in 1..1000000"),
+    ("run.iterations=1000001", "run.iterations = 1000001: must be an integer in 1..1000000"),
     ("run.iterations=1.5", "run.iterations = 1.5: must be an integer"),
     ("run.iterations=true", "run.iterations = True: must be an integer"),
     ("run.iterations=1979-05-27", "run.iterations = '1979-05-27': must be an integer"),
@@ -118,6 +119,9 @@ ILLEGAL = [
     ("update.micro_batch=-1", "update.micro_batch = -1: must be an integer ≥ 0"),
     ("update.max_grad_norm=nan", "update.max_grad_norm = nan: must be a number and > 0"),
     ("optimizer.learning_rate=0", "optimizer.learning_rate = 0.0: must be finite and > 0"),
+    ("optimizer.learning_rate=1e300", "optimizer.learning_rate = 1e+300: must be finite and > 0 and ≤ 1000"),
+    ("optimizer.weight_decay=1e300", "optimizer.weight_decay = 1e+300: must be finite and ≥ 0 and ≤ 1000"),
+    ("optimizer.eps=1e300", "optimizer.eps = 1e+300: must be finite and > 0 and ≤ 1000"),
     ("optimizer.betas=[0.9]", "optimizer.betas[1]"),
     ("optimizer.betas=[0.9, 0.9, 0.9]", "optimizer.betas = (0.9, 0.9, 0.9): must be a shorter list"),
     ("optimizer.betas=[0.9, 1.0]", "optimizer.betas[1] = 1.0: must be finite and ≥ 0 and < 1"),
@@ -328,7 +332,7 @@ def configs(draw: st.DrawFn) -> TrainConfig:
         rewards.append(RewardConfig("digits_judge" if digits else "contrast", draw(POSITIVE), draw(flag)))
     lora = st.builds(LoraConfig, st.integers(1, 9), st.integers(1, 9), st.none() | st.tuples(WORDS, WORDS))
     return TrainConfig(
-        RunConfig(draw(WORDS), draw(st.integers(1, 10**9)), draw(st.integers(0, 2**63 - 1)), "cuda:1", "fsdp2"),
+        RunConfig(draw(WORDS), draw(st.integers(1, 10**6)), draw(st.integers(0, 2**63 - 1)), "cuda:1", "fsdp2"),
         MethodConfig(
             "g2rpo" if family else "branchgrpo",
             {"steps": 12, "group": 3} if family else {"splits": [0, 2], "pruning": [{"rule": "extreme_b", "b": 1}]},
@@ -356,7 +360,7 @@ def configs(draw: st.DrawFn) -> TrainConfig:
             accumulation, draw(st.integers(0, 9)), 2, "iteration" if family else "member", draw(POSITIVE) * 1e9
         ),
         OptimizerConfig(
-            draw(POSITIVE),
+            draw(st.floats(1e-300, 1e3)),
             (draw(st.floats(0, 0.99)), 0.5),
             1e-9,
             draw(st.floats(0, 9)),

@@ -335,6 +335,22 @@ def test_prompts_that_parts_do_not_divide_are_refused_before_the_folder_is_made(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("eta", "dtype"), [("1e300", "float32"), ("1e-300", "float32"), ("1e4", "float16")])
+def test_steps_that_leave_the_dtype_are_refused_at_the_start(eta: str, dtype: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=rf"of step \d = .*: must be within what rollout\.dtype = '{dtype}' holds"):
+        run_small(tmp_path / "run", f"method.settings.eta={eta}", f"rollout.dtype={dtype}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_cannot_end_before_its_checkpoint(tmp_path: Path) -> None:
+    run_small(tmp_path, "run.iterations=2")
+    kept = (tmp_path / "config.toml").read_text()
+    with pytest.raises(OptionError, match=r"run\.iterations = 1: must be at least 2"):
+        run_small(tmp_path, "run.iterations=1", resume=True)
+    assert (tmp_path / "config.toml").read_text() == kept
+    assert run_small(tmp_path, "run.iterations=2", resume=True).iterations == 2
+
+
 def test_a_plan_that_will_run_dry_is_refused_at_the_start(tmp_path: Path) -> None:
     """The window reaches the last trainable depth only at iteration 3: the run would have ended there."""
     rule = "method.settings.pruning=[{rule='depth_window', start=1, size=5, period=3}]"

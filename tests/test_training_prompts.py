@@ -109,6 +109,7 @@ BAD = {
         (b"prompt\n", "no prompts"),
         (b'prompt,x\n"one,2\n', "well-formed"),
         (b"x,prompt\n1\n", "not empty"),
+        (b"prompt\na cat, asleep\n", "a.csv: line 2: fields = 2: must be 1, as the header has"),
         (b"prompt\n" + b"x" * 200_000, "well-formed"),
     ],
     "a.parquet": [(b"PAR1", "parquet"), (b"", "parquet")],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from branchgrpo.cli.errors import UsageError
 from branchgrpo.cli.output import deliver
-from branchgrpo.cli.parser import Parser
+from branchgrpo.cli.parser import STANDARD_OUTPUT, Parser
 
 if TYPE_CHECKING:
     from branchgrpo.training.config.schema import TrainConfig
@@ -69,7 +69,9 @@ def parser() -> Parser:
     made.usage = "branchgrpo train [--config FILE] [--preset NAME] [options] [option.name=value …]"
     made.add_argument("--config", metavar="FILE", type=Path, help="TOML file of the run")
     made.add_argument("--preset", metavar="NAME", default="", help="start from a preset, see --list-presets")
-    made.add_argument("--resume", action="store_true", help="go on in run.folder, from its newest checkpoint")
+    made.add_argument(
+        "--resume", action="store_true", help="go on in run.folder, from its newest checkpoint; begin if none is there"
+    )
     made.add_argument(
         "--checkpoint", metavar="FOLDER", type=Path, help="with --resume: go on from this checkpoint instead"
     )
@@ -187,6 +189,8 @@ def print_result(row: dict[str, Any]) -> None:
 
 def prepare(args: argparse.Namespace, overrides: Sequence[str]) -> "TrainConfig":
     """Read the configuration and, where asked, the audit that must allow it."""
+    if args.json not in (None, STANDARD_OUTPUT) and not Path(args.json).parent.is_dir():
+        raise UsageError(f"cannot write {args.json!r}: its folder does not exist")  # before the run, not after it
     config = configuration(args, overrides)
     if args.require_audit is not None:
         from branchgrpo.training.audit_gate import check_audit

@@ -47,10 +47,18 @@ class PromptCache:
             raise InputError(f"prompt cache {path}", str(error), "an intact safetensors file: delete it") from error
 
     def put(self, key: str, tensors: Mapping[str, Tensor], content: str) -> None:
-        """Write an entry; whole or not at all, also with several writers."""
+        """Write an entry; whole or not at all, also with several writers.
+
+        Raises:
+            InputError: a folder that cannot be written.
+        """
         path = self.path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        except OSError as error:
+            legal = f"a folder that can be written ({error.strerror})"
+            raise InputError("prompt cache", str(self.folder), legal) from error
         os.close(handle)
         try:
             save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, partial, {"content": content})

@@ -57,6 +57,9 @@ class DigitsRewardConfig:
     floor: float = -10.0
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise OptionError(f"digits_reward.{name}", value, "a number")
         if not 0.0 <= self.target_weight <= 1.0:
             raise OptionError("digits_reward.target_weight", self.target_weight, "in [0, 1]")
         for name in ("stroke_factor", "digit_factor"):

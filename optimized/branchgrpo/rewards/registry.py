@@ -111,13 +111,17 @@ def build_reward(spec: RewardSpec, cache: ScoreCache | None = None) -> RewardMod
     """The reward model that ``spec`` asks for, remembered in ``cache`` if there is one.
 
     Raises:
-        OptionError: an unknown name, an unknown option, or a required one that is missing.
+        OptionError: an unknown name, an unknown option, one of another type, or a required one that is missing.
     """
     if spec.name not in NAMES:
         raise OptionError("reward.name", spec.name, f"one of {list(NAMES)}")
     builder = JUDGES[spec.name] if spec.name in JUDGES else loader(*LAZY[spec.name])
     check_options(spec, [builder, judge_parts] if spec.name in JUDGES else [builder])
-    model = builder(**spec.options)
+    try:
+        model = builder(**spec.options)
+    except (TypeError, AttributeError) as error:
+        legal = f"of the types that its builder takes ({error})"
+        raise OptionError(f"reward {spec.name}: options", dict(spec.options), legal) from error
     return model if cache is None else CachedReward(model, cache)
 
 

@@ -26,6 +26,8 @@ TINY = ("tiny-flux", "tiny-sd3", "tiny-qwen-image", "tiny-wan")
 """Sources with random weights, built when they are needed."""
 SEEDS = 2**63 - 1
 """Largest seed."""
+MOST_ITERATIONS = 10**6
+"""Of a run: all of them are looked through before the first, for what moves with the iteration."""
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
@@ -49,7 +51,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_text("run.folder", self.folder, empty=False)
-        check_integer("run.iterations", self.iterations, 1)
+        check_integer("run.iterations", self.iterations, 1, MOST_ITERATIONS)
         check_integer("run.seed", self.seed, 0, SEEDS)
         if not isinstance(self.device, str) or not DEVICE.fullmatch(self.device):
             raise OptionError("run.device", self.device, "auto, cpu, cuda or cuda:N")

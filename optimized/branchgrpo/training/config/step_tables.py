@@ -12,6 +12,9 @@ StepPer = Literal["iteration", "member"]
 OptimizerKind = Literal["adamw", "adamw_fused", "adamw_8bit"]
 Schedule = Literal["constant", "linear", "cosine"]
 
+LARGEST = 1000.0
+"""Of a learning rate, a weight decay and an eps; far larger ones take the weights out of float32."""
+
 
 @dataclass(frozen=True)
 class RolloutConfig:
@@ -98,13 +101,13 @@ class OptimizerConfig:
     final_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        check_number("optimizer.learning_rate", self.learning_rate, 0.0, open_low=True)
+        check_number("optimizer.learning_rate", self.learning_rate, 0.0, LARGEST, open_low=True)
         if len(self.betas) != 2:
             raise OptionError("optimizer.betas", self.betas, "two numbers")
         for i, beta in enumerate(self.betas):
             check_number(f"optimizer.betas[{i}]", beta, 0.0, 1.0, open_high=True)
-        check_number("optimizer.eps", self.eps, 0.0, open_low=True)
-        check_number("optimizer.weight_decay", self.weight_decay, 0.0)
+        check_number("optimizer.eps", self.eps, 0.0, LARGEST, open_low=True)
+        check_number("optimizer.weight_decay", self.weight_decay, 0.0, LARGEST)
         check_name("optimizer.kind", self.kind, get_args(OptimizerKind))
         check_name("optimizer.schedule", self.schedule, get_args(Schedule))
         check_integer("optimizer.warmup_steps", self.warmup_steps, 0)

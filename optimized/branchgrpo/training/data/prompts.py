@@ -157,6 +157,9 @@ def from_csv(path: Path, column: str) -> Iterator[tuple[str, object]]:
         try:
             name = choose(path.name, list(reader.fieldnames or []), column)
             for row in reader:
+                if None in row:  # a comma outside quotes: the prompt would lose what follows it
+                    place, width = f"{path.name}: line {reader.line_num}: fields", len(reader.fieldnames or [])
+                    raise InputError(place, len(row) - 1 + len(row[None]), f"{width}, as the header has: quote text")
                 yield f"line {reader.line_num}", row[name] or ""
         except csv.Error as error:
             raise InputError(f"{path.name}: line {reader.line_num}", str(error), "a well-formed table") from None

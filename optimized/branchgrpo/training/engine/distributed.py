@@ -131,8 +131,22 @@ class Cluster:
 
 
 def launched() -> int:
-    """Number of processes that the launcher (``torchrun``, ``accelerate launch``) started; 1 without one."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Number of processes that the launcher (``torchrun``, ``accelerate launch``) started; 1 without one.
+
+    Raises:
+        InputError: an environment that no launcher makes: the processes would wait for others that never come.
+    """
+    size = os.environ.get("WORLD_SIZE", "1").strip()
+    if not size.isdecimal() or int(size) < 1:
+        raise InputError("WORLD_SIZE", size, "an integer ≥ 1, as a launcher sets it, or unset")
+    if int(size) > 1:
+        for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+            if not os.environ.get(name):
+                legal = f"set beside WORLD_SIZE = {size}: start through torchrun, or unset WORLD_SIZE"
+                raise InputError(name, None, legal)
+        if not os.environ["RANK"].isdecimal() or int(os.environ["RANK"]) >= int(size):
+            raise InputError("RANK", os.environ["RANK"], f"an integer in 0..{int(size) - 1}, as a launcher sets it")
+    return int(size)
 
 
 def chosen_device(name: str) -> torch.device:

@@ -5,7 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
+from branchgrpo.optimized.kernels import step_coefficients
 from branchgrpo.reference.errors import OptionError
+from branchgrpo.reference.family import PlanFamily
 from branchgrpo.reference.method import Method
 from branchgrpo.reference.options import DepthWindow
 from branchgrpo.reference.protocols import Prompt
@@ -21,7 +25,7 @@ from branchgrpo.training.engine.optimizer import build_optimizer, check_optimize
 from branchgrpo.training.engine.policy import Policies, build_policies
 from branchgrpo.training.engine.score_file import ScoreFile
 from branchgrpo.training.engine.steps import Updater, check_steps, steps_an_iteration
-from branchgrpo.training.engine.task import Task, build_task
+from branchgrpo.training.engine.task import DTYPES, Task, build_task
 from branchgrpo.training.evaluation.evaluate import Evaluation, Evaluator
 from branchgrpo.training.monitors.baselines import relative
 from branchgrpo.training.monitors.depths import gradient_norms_by_depth
@@ -44,6 +48,25 @@ class Outline:
     sampler: Sampler
 
 
+def check_scales(method: Method, dtype: str) -> None:
+    """Refuse steps whose numbers leave the dtype of the arithmetic: they would come out as 0 or ∞.
+
+    Raises:
+        OptionError: such a step.
+    """
+    plan, limits = method.sampler, torch.finfo(DTYPES[dtype])
+    if isinstance(plan, WindowedPlan):
+        plan = plan.base
+    plans = [plan.member(k, stride) for k, stride in plan.members()] if isinstance(plan, PlanFamily) else [plan]
+    for item in plans:
+        for step in range(item.steps):
+            numbers = step_coefficients(item, step)
+            for name, value in (("alpha", numbers.alpha), ("gamma", numbers.gamma), ("std", numbers.std)):
+                if abs(value) > limits.max or (name == "std" and 0.0 < value < limits.tiny):
+                    legal = f"within what rollout.dtype = {dtype!r} holds, {limits.tiny:.2g} to {limits.max:.2g}"
+                    raise OptionError(f"method.settings: {name} of step {step}", value, legal)
+
+
 def outline(config: TrainConfig, cluster: Cluster) -> Outline:
     """Check everything that needs neither weights nor samples.
 
@@ -53,6 +76,7 @@ def outline(config: TrainConfig, cluster: Cluster) -> Outline:
     """
     method = build_method(config.method)
     check_steps(method, config.update)
+    check_scales(method, config.rollout.dtype)
     check_optimizer(config.optimizer, cluster.fsdp)
     moving = isinstance(method.sampler, WindowedPlan) or any(isinstance(r, DepthWindow) for r in method.pruning)
     for iteration in range(config.run.iterations if moving else 1):

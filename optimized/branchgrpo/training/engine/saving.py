@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from branchgrpo.reference.errors import BranchGRPOError
+from branchgrpo.reference.errors import BranchGRPOError, OptionError
 from branchgrpo.reference.family import PlanFamily
 from branchgrpo.reference.options import DepthWindow
 from branchgrpo.training.checkpoint.configuration import check_config
@@ -89,6 +89,7 @@ def find_state(config: TrainConfig, resume: bool | Path) -> TrainState | None:
 
     Raises:
         CheckpointError: a damaged checkpoint, or one of other options.
+        OptionError: a run that would end before its checkpoint.
     """
     if resume is False:
         return None
@@ -97,6 +98,9 @@ def find_state(config: TrainConfig, resume: bool | Path) -> TrainState | None:
         return None
     state = load(path)
     check_config(state, as_toml(config), config_hash(config))
+    if state.iteration > config.run.iterations:
+        legal = f"at least {state.iteration}, the iterations that are done"
+        raise OptionError("run.iterations", config.run.iterations, legal)
     return state
 
 

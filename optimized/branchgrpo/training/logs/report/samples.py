@@ -77,7 +77,7 @@ def inside(folder: Path, name: str) -> Path | None:
 
 
 def sheets_of(history: History) -> list[Sheet]:
-    """The sample grids of the run's evaluations, at most ``MOST``; files that are gone are left out."""
+    """The sample grids of the run's evaluations, at most ``MOST``; files that are gone or damaged are left out."""
     paths = []
     for record in history.evaluations:
         path = inside(history.folder, str(record["grid"])) if record.get("grid") else None
@@ -87,9 +87,12 @@ def sheets_of(history: History) -> list[Sheet]:
     for index in chosen(len(paths)):
         iteration, path = paths[index]
         about: dict[str, Any] = {"samples": 0, "video": False, "rows": []}
-        if path.with_suffix(".json").is_file():
-            about |= json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        image, small = embedded(path)
+        try:
+            if path.with_suffix(".json").is_file():
+                about |= json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            image, small = embedded(path)
+        except (OSError, ValueError):  # a full disk or a crash cut it off; the rest of the report stands
+            continue
         moving = path.with_suffix(".gif")
         last = index == len(paths) - 1 and about["video"] and moving.is_file() and moving.stat().st_size <= ANIMATION
         animation = data_uri(moving.read_bytes(), "gif") if last else ""
