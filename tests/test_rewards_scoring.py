@@ -4,6 +4,7 @@ import json
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -102,6 +103,17 @@ def test_a_short_answer_names_every_leaf_it_leaves_open() -> None:
     with pytest.raises(RewardError, match=r"model bad, leaf 0, prompt 7.*returned shape \(3,\) for 4 leaves"):
         score_leaves(samples, PROMPTS, models, chunk=4, log=logged.extend)
     assert [line.value is None for line in logged] == [True] * 4 + [False] * 20
+
+
+def test_an_answer_that_is_no_tensor_is_named() -> None:
+    class Forgetful(Recorder):
+        def __call__(self, samples: Tensor, prompts: Sequence[Prompt]) -> Any:
+            return super().__call__(samples, prompts).tolist()
+
+    logged: list[LeafScore] = []
+    with pytest.raises(RewardError, match=r"model bad, leaf 3, prompt 5.*bad returned a list, no tensor"):
+        score_leaves(leaves(), PROMPTS, RewardSet.of(Forgetful("bad"), Recorder("good")), log=logged.extend)
+    assert [line.value is None for line in logged] == [True] * 12 + [False] * 12
 
 
 def test_a_crash_keeps_its_own_error_and_the_log() -> None:

@@ -81,6 +81,10 @@ def score_chunk(column: Column, samples: Tensor, prompts: list[Prompt], start: i
         found = column.model(samples, prompts)
     except MissingScores as error:
         found, reasons = error.scores, error.reasons
+    if not isinstance(found, Tensor):
+        returned = f"{column.model.name} returned a {type(found).__name__}, no tensor"
+        column.reasons |= dict.fromkeys(range(start, start + len(prompts)), returned)
+        return
     if found.shape != (len(prompts),):
         shape = f"{column.model.name} returned shape {tuple(found.shape)} for {len(prompts)} leaves"
         column.reasons |= dict.fromkeys(range(start, start + len(prompts)), shape)
