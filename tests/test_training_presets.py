@@ -1,8 +1,5 @@
 """Presets: the published settings, a twin of each at the size of a CPU, and that the twins train."""
 
-import json
-import math
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +16,6 @@ from branchgrpo.training.data.prompts import read_prompts
 from branchgrpo.training.engine.loop import train
 
 SD3 = ("flowgrpo", "tempflow")
-FAMILIES = ("branchgrpo", "g2rpo")
-PIPELINES = tuple(twin for twin in twins() if twin != "digits")
-SEEDS = range(3)
 ALL = """
 from branchgrpo.reference.presets import preset
 from branchgrpo.training.config.method import build_method
@@ -106,47 +100,6 @@ def test_reading_a_preset_does_not_change_it() -> None:
     first = preset_document("g2rpo@digits")
     first["run"]["iterations"] = 999
     assert load_preset("g2rpo@digits").run.iterations < 999
-
-
-# ---- the twins train -------------------------------------------------------------------------------------------------
-
-
-def trained(name: str, folder: Path, seed: int, *overrides: str) -> list[dict[str, float]]:
-    """The evaluations of one run of a twin."""
-    config = read_config(preset=name, overrides=[f"run.folder={folder}", f"run.seed={seed}", *overrides])
-    result = train(config)
-    assert result.status == "finished"
-    assert result.iterations == config.run.iterations
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    iterations = [line for line in lines if line["kind"] == "iteration"]
-    assert len(iterations) == config.run.iterations
-    return [line["metrics"] for line in lines if line["kind"] == "evaluation"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_reward_rises_on_digits(name: str, tmp_path: Path) -> None:
-    gains = []
-    for seed in SEEDS:
-        first, *_, last = trained(f"{name}@digits", tmp_path / str(seed), seed)
-        gains.append(last["evaluation/digits/mean"] - first["evaluation/digits/mean"])
-        assert last["evaluation/digits_judge/mean"] > 0.95
-    error = statistics.stdev(gains) / math.sqrt(len(gains))
-    assert statistics.mean(gains) > 2 * error
-    assert statistics.mean(gains) > 0.05
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS)
-def test_three_iterations_on_tiny_flux(name: str, tmp_path: Path) -> None:
-    trained(f"{name}@tiny-flux", tmp_path / "run", 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("twin", PIPELINES)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_three_iterations_on_every_pipeline(name: str, twin: str, tmp_path: Path) -> None:
-    trained(f"{name}@{twin}", tmp_path / "run", 1, "evaluation.every=3", "model.lora.rank=2")
 
 
 def test_the_defaults_are_a_run_on_digits() -> None:
