@@ -1,4 +1,4 @@
-"""Presets: the published settings, a twin of each at the size of a CPU, and that the twins train."""
+"""Presets: the published settings, and a twin of each at the size of a CPU."""
 
 import subprocess
 import sys
@@ -13,7 +13,6 @@ from branchgrpo.training.config.names import methods, preset_document, preset_na
 from branchgrpo.training.config.reading import load_preset, read_config
 from branchgrpo.training.config.schema import LoraConfig, TrainConfig
 from branchgrpo.training.data.prompts import read_prompts
-from branchgrpo.training.engine.loop import train
 
 SD3 = ("flowgrpo", "tempflow")
 ALL = """
