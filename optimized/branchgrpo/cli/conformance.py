@@ -12,6 +12,7 @@ from branchgrpo.cli.output import deliver, write_file
 from branchgrpo.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from branchgrpo.conformance.device_table import DeviceTable
     from branchgrpo.conformance.report import Report
 
 DESCRIPTION = """\
@@ -28,6 +29,7 @@ EXAMPLES = """\
   branchgrpo conformance --impl mylab.grpo:Adapter        an implementation of yours
   branchgrpo conformance --vectors                        and by the stored test vectors
   branchgrpo conformance --trace run.safetensors          what a run has dumped
+  branchgrpo conformance --device cuda --table            errors on a device in every precision, with their bounds
   branchgrpo conformance --xfails known.txt --junit r.xml expected failures, and a report for a build server
 """
 DEFAULT = "optimized"
@@ -55,6 +57,12 @@ def parser() -> Parser:
     )
     made.add_argument("--vectors", action="store_true", help="put the stored test vectors (spec/vectors) to it as well")
     made.add_argument("--device", default="cpu", help="torch device of the arrays (default: cpu)")
+    made.add_argument(
+        "--table",
+        action="store_true",
+        help="instead of clauses, compare it on the device with the reference on the CPU: float64, float32, TF32, "
+        "a bf16 denoiser, compiled; and the bits of two runs, and of one in poisoned memory",
+    )
     made.add_argument("--xfails", metavar="FILE", type=Path, help="expected failures, lines CLAUSE  # reason")
     made.add_argument("--junit", metavar="FILE", type=Path, help="also write JUnit XML")
     made.add_json()
@@ -146,10 +154,59 @@ def print_table(report: "Report") -> None:
     console.print(", ".join(f"{counts[status]} {status}" for status in COLOURS if status in counts))
 
 
+def make_device_table(args: argparse.Namespace) -> "DeviceTable":
+    """The device table of what the arguments name, with progress on standard error."""
+    from rich.console import Console
+
+    from branchgrpo.conformance.device_table import device_table
+    from branchgrpo.conformance.subject_loading import load_subject
+
+    clausewise = {"--trace": args.trace, "--vectors": args.vectors, "--xfails": args.xfails, "--junit": args.junit}
+    if strange := [option for option, value in clausewise.items() if value]:
+        raise UsageError(f"{strange[0]} does not go with --table, which judges no clauses")
+    subject = load_subject(args.impl or DEFAULT, args.device)
+    with Console(stderr=True).status("device table") as status:
+        return device_table(subject, progress=lambda name: status.update(f"device table: {name}"))
+
+
+def print_device_table(made: "DeviceTable") -> None:
+    """Print one row a variant and quantity, and what is wrong or missing below."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(title=f"{made.implementation} on {made.device} against the reference in float64", box=SIMPLE_HEAD)
+    for column in ("variant", "quantity", "error", "bound", "status"):
+        table.add_column(column, no_wrap=True)
+    details: dict[str, None] = {}
+    for row in made.rows:
+        numbers = ["" if number is None else f"{number:.2g}" for number in (row.error, row.bound)]
+        table.add_row(row.variant, row.quantity, *numbers, f"[{COLOURS[row.status]}]{row.status}[/]")
+        if row.detail:
+            where = row.variant if row.status == "unsupported" else f"{row.variant}, {row.quantity}"
+            details[f"{row.status} {where}: {row.detail}"] = None
+    console.print(table)
+    for line in details:
+        console.print(line, markup=False, highlight=False)
+    console.print(", ".join(f"{made.count(s)} {s}" for s in ("passed", "failed", "unsupported") if made.count(s)))
+
+
+def device_main(args: argparse.Namespace) -> int:
+    """Run ``branchgrpo conformance --table``; exit code 1 if a row failed."""
+    made = make_device_table(args)
+    deliver(made.data(), args.json, lambda: print_device_table(made))
+    if made.count("unsupported") == len(made.rows):
+        raise UsageError(f"nothing of {made.implementation} could be compared: {made.rows[0].detail}")
+    return 1 if made.count("failed") else 0
+
+
 def main(argv: Sequence[str]) -> int:
     """Run ``branchgrpo conformance``; exit code 1 if a MUST clause failed."""
     args = parser().parse(argv)
     require_extra()
+    if args.table:
+        return device_main(args)
     report = make(args)
     if args.junit is not None:
         from branchgrpo.conformance.junit import junit
