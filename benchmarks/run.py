@@ -95,6 +95,11 @@ def tasks(pairs: int, quick: bool, details: Details) -> dict[str, Callable[[], o
         details.rows["tail"] = {f"seconds at {leaves} leaves": number(s) for leaves, s in seconds.items()}
         return number(cases.tail_exponent(seconds))
 
+    def loop() -> float:
+        found = cases.train_loop_over_parts(min(pairs, 8))
+        details.rows["training loop"] = found
+        return found["ratio"]
+
     return {
         "rollout_over_bare": lambda: rollouts(pairs, quick, details),
         "train_over_bare": lambda: {
@@ -109,6 +114,7 @@ def tasks(pairs: int, quick: bool, details: Details) -> dict[str, Callable[[], o
         ),
         "tail_exponent": exponent,
         "tail_share": lambda: {str(n): number(cases.tail_share(n, pairs)) for n in ((64,) if quick else (64, 1024))},
+        "train_loop_over_parts": loop,
         "stored_over_ideal_bytes": cases.stored_over_ideal_bytes,
         "calls": lambda: {name: cases.calls(name) for name in cases.PRESETS},
     }
@@ -157,6 +163,8 @@ def ratio_rows(results: dict) -> list[tuple[str, float, float | None]]:
     rows.append(("tail, exponent from 16,384 to 65,536 leaves", results["tail_exponent"], LIMITS["tail_exponent"]))
     for tokens, share in results["tail_share"].items():
         rows.append((f"tail over rollout, {tokens} tokens", share, LIMITS["tail_share"][tokens]))  # type: ignore[index]
+    loop_limit = LIMITS["train_loop_over_parts"]
+    rows.append(("training loop over its parts, tiny FLUX (wall time)", results["train_loop_over_parts"], loop_limit))
     bytes_limit = LIMITS["stored_over_ideal_bytes"]
     rows.append(("stored over ideal bytes", results["stored_over_ideal_bytes"], bytes_limit))
     return rows

@@ -24,6 +24,7 @@ KEYS = {
     "reference_over_optimized",
     "tail_exponent",
     "tail_share",
+    "train_loop_over_parts",
     "stored_over_ideal_bytes",
     "calls",
 }
