@@ -86,12 +86,10 @@ def check_update(
 
 def trained_stds(trees: Sequence[Tree], kept: Sequence[Masks], ranks: Ranks | None = None) -> dict[int, float]:
     """Std of every step that these trees train, or those of all ranks.  Clause: OBJ-6."""
-    stds = {
-        step: tree.stds[step]
-        for tree, masks in zip(trees, kept, strict=True)
-        for step, mask in trainable_masks(tree.plan, masks).items()
-        if bool(mask.any())
-    }
+    stds: dict[int, float] = {}
+    for tree, masks in zip(trees, kept, strict=True):
+        of_step, trainable = tree.stds, trainable_masks(tree.plan, masks)
+        stds |= {step: of_step[step] for step, mask in trainable.items() if bool(mask.any())}
     return stds if ranks is None else ranks.merged(stds)
 
 
