@@ -241,9 +241,6 @@ def calls(name: str) -> list[int | None]:
     return [count(method).calls_public, sum(found)]
 
 
-__all__ = ["PRESETS", "SIZES"]
-
-
 def train_loop_over_parts(iterations: int) -> dict[str, float]:
     """Iterations of a training run on the tiny FLUX, from end to end, against their rollout, rewards and updates alone.
 
@@ -261,3 +258,6 @@ def train_loop_over_parts(iterations: int) -> dict[str, float]:
     ratios = sorted(whole / part for whole, part in zip(wholes, parts, strict=True))
     found = {"ratio": median(ratios), "low": ratios[0], "high": ratios[-1], "seconds": median(wholes)}
     return {name: float(f"{value:.4g}") for name, value in found.items()} | {"iterations": iterations}
+
+
+__all__ = ["PRESETS", "SIZES"]

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -232,8 +231,3 @@ def spoken(board: FailureBoard | None, error: BaseException) -> BaseException:
 def concatenated(parts: Sequence[Sequence[Any]]) -> list[Any]:
     """The entries of all parts, in order."""
     return [entry for part in parts for entry in part]
-
-
-def elapsed(start: float) -> float:
-    """Seconds since a moment of ``time.perf_counter``."""
-    return time.perf_counter() - start
