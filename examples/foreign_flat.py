@@ -1,6 +1,6 @@
 """A flat GRPO loop, foreign code of its own, and the adapter that brings it to conformance.
 
-    branchgrpo conformance --impl examples.foreign_flat:FlatLoop
+    PYTHONPATH=. branchgrpo conformance --impl examples.foreign_flat:FlatLoop
 
 Plans that are no flat group, and with them trees, fusion and pruning, are unsupported.
 """

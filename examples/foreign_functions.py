@@ -1,6 +1,6 @@
 """Foreign code as two functions of a training script, and the few lines that bring it to conformance.
 
-    branchgrpo conformance --impl examples.foreign_functions:ScriptFunctions
+    PYTHONPATH=. branchgrpo conformance --impl examples.foreign_functions:ScriptFunctions
 
 run from the repository's root. What the functions do not do, fusion, advantages, pruning, is unsupported.
 """

@@ -1,6 +1,6 @@
 """A tree class in one file, with some of the method, and the adapter that brings it to conformance.
 
-    branchgrpo conformance --impl examples.foreign_tree:TreeCode
+    PYTHONPATH=. branchgrpo conformance --impl examples.foreign_tree:TreeCode
 
 run from the repository's root. ``TreeNode`` and the functions beside it know nothing of the project; ``TreeCode`` below
 them is the adapter. What they do not do is unsupported. The whole method, by a stranger, is in examples/foreign.

@@ -1,6 +1,6 @@
 """grove behind the protocol: the adapter of a tree class, and the rest of the operations as methods.
 
-    branchgrpo conformance --impl examples.foreign.adapter:Grove
+    PYTHONPATH=. branchgrpo conformance --impl examples.foreign.adapter:Grove
 
 run from the repository's root. Written, with grove, from spec/ and conformance/ADAPTERS.md alone.
 """

@@ -11,6 +11,7 @@ from branchgrpo.reference.protocols import Condition, Prompt, VelocityModel
 from branchgrpo.reference.reward import NodeValues
 from branchgrpo.reference.rollout import Sampling, rollout
 from branchgrpo.reference.tree import Node, Tree
+from branchgrpo.reference.velocity import CalledOnce
 
 FamilyTrees = dict[tuple[int, int], list[Tree]]
 """The trees of every member (k, λ), in one order for all members."""
@@ -21,13 +22,14 @@ def singular_rollout(
 ) -> FamilyTrees:
     """Roll out every member of the family for one prompt.
 
-    Clause: SING-1 … SING-3, GRAN-6.  Source: G²RPO §3.2, Algorithm 1.
+    Clause: SING-1 … SING-4, GRAN-3, GRAN-6.  Source: G²RPO §3.2, Algorithm 1.
 
     The members share the anchor and, for one k, the children: their noise has the same keys and everything else is
-    deterministic. Here they are simply rolled out again; an implementation may call equal inputs once (SING-4).
+    deterministic. Each is rolled out by itself; what another has called already is not called again.
     """
+    once = CalledOnce(model)
     return {
-        (k, granularity): rollout(family.member(k, granularity), model, prompt, condition, sampling)
+        (k, granularity): rollout(family.member(k, granularity), once, prompt, condition, sampling)
         for k, granularity in family.members()
     }
 

@@ -1,4 +1,4 @@
-"""One checked call of a velocity model (spec: rollout)."""
+"""Calls of a velocity model: one, checked; and equal ones, once (spec: rollout, singular)."""
 
 import torch
 from jaxtyping import Float
@@ -6,6 +6,32 @@ from torch import Tensor
 
 from branchgrpo.reference.errors import InputError, ModelError
 from branchgrpo.reference.protocols import Condition, VelocityModel
+
+
+def as_bytes(tensor: Tensor) -> bytes:
+    """The numbers of a tensor of any dtype, as bytes."""
+    return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+class CalledOnce:
+    """A velocity model that answers equal inputs of one condition from memory.  Clause: SING-4, GRAN-3.
+
+    The members of a plan family repeat each other's states bit for bit, so that σ and the state's bytes tell inputs
+    apart. Velocities are kept as long as the object is: for one rollout, without gradients.
+    """
+
+    def __init__(self, model: VelocityModel) -> None:
+        self.model, self.guidance = model, model.guidance
+        self.known: dict[tuple[bytes, bytes], Tensor] = {}
+
+    def __call__(
+        self, x: Float[Tensor, "items *latent"], sigma: Float[Tensor, "items"], condition: Condition
+    ) -> Float[Tensor, "items *latent"]:
+        """The model's velocity, evaluated when this input comes for the first time."""
+        key = (as_bytes(x), as_bytes(sigma))
+        if key not in self.known:
+            self.known[key] = self.model(x, sigma, condition)
+        return self.known[key]
 
 
 def velocity(

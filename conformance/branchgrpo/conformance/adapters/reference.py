@@ -206,7 +206,7 @@ class ReferenceImplementation:
         reduction: Reduction,
         iteration: int,
     ) -> dict[tuple[int, int], Trace]:
-        """Every member (k, λ), rolled out by itself."""
+        """Every member (k, λ), equal inputs called once."""
         check_conditions(condition, prompts)
         sampling = rollout.Sampling(noise, tuple(latent_shape), dtype, storage_dtype, reduction, iteration)
         grown = [

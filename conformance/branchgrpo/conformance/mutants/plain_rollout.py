@@ -13,6 +13,7 @@ from branchgrpo.reference.implementation import CAPABILITIES, Trace
 from branchgrpo.reference.plan import Plan
 from branchgrpo.reference.protocols import Condition, NoiseKeys, NoiseRole, NoiseSource, Prompt, VelocityModel
 from branchgrpo.reference.types import Kernel, KernelKind, Reduction
+from branchgrpo.reference.velocity import CalledOnce
 
 Latent = Float[Tensor, "items *latent"]
 
@@ -170,8 +171,9 @@ class PlainRollout:
         noise: NoiseSource,
         **options: Any,
     ) -> dict[tuple[int, int], Trace]:
-        """Every member, each rolled out by itself."""
+        """Every member, equal inputs called once."""
+        once = CalledOnce(model)
         return {
-            (k, g): self.rollout(self.family_member(family, k, g), model, prompts, condition, noise, **options)
+            (k, g): self.rollout(self.family_member(family, k, g), once, prompts, condition, noise, **options)
             for k, g in family.members()
         }

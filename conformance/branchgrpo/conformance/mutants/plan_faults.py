@@ -94,8 +94,8 @@ class ChildrenRedrawnForEveryGranularity(PlainImplementation):
 
 
 @mutant("SING-4", published=None)
-class TheAnchorIsCalledOnceMorePerChild(PlainImplementation):
-    """x_k is called again for every child, as public code does."""
+class EqualInputsAreCalledAgain(PlainImplementation):
+    """Each member is rolled out by itself: the anchor and the children's first calls once for every (k, λ)."""
 
     def singular_rollout(
         self,
@@ -106,9 +106,10 @@ class TheAnchorIsCalledOnceMorePerChild(PlainImplementation):
         noise: NoiseSource,
         **options: Any,
     ) -> dict[tuple[int, int], Trace]:
-        for _ in range(2):
-            traces = super().singular_rollout(family, model, prompts, condition, noise, **options)
-        return traces
+        return {
+            (k, g): self.rollout(self.family_member(family, k, g), model, prompts, condition, noise, **options)
+            for k, g in family.members()
+        }
 
 
 @mutant("GRAN-1")
