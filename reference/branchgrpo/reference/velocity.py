@@ -8,11 +8,6 @@ from branchgrpo.reference.errors import InputError, ModelError
 from branchgrpo.reference.protocols import Condition, VelocityModel
 
 
-def as_bytes(tensor: Tensor) -> bytes:
-    """The numbers of a tensor of any dtype, as bytes."""
-    return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-
-
 class CalledOnce:
     """A velocity model that answers equal inputs of one condition from memory.  Clause: SING-4, GRAN-3.
 
@@ -22,13 +17,13 @@ class CalledOnce:
 
     def __init__(self, model: VelocityModel) -> None:
         self.model, self.guidance = model, model.guidance
-        self.known: dict[tuple[bytes, bytes], Tensor] = {}
+        self.known: dict[tuple[bytes, ...], Tensor] = {}
 
     def __call__(
         self, x: Float[Tensor, "items *latent"], sigma: Float[Tensor, "items"], condition: Condition
     ) -> Float[Tensor, "items *latent"]:
         """The model's velocity, evaluated when this input comes for the first time."""
-        key = (as_bytes(x), as_bytes(sigma))
+        key = tuple(part.cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in (x, sigma))
         if key not in self.known:
             self.known[key] = self.model(x, sigma, condition)
         return self.known[key]
