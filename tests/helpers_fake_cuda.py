@@ -93,13 +93,14 @@ def main(offload: bool) -> None:
         advantages = tuple(torch.zeros(state.shape[:2], dtype=torch.float64) for state in tree.states)
         table = tabulate([tree], [advantages], work, dict.fromkeys(plan.trainable_steps, 1.0))
         finite, policies = FiniteLog(), Policies(model, frozen, condition)
-        terms = batch_terms([tree], policies, work, table, Objective(kl=0.1), finite)
-        assert terms.value.device.type == "cuda"
-        assert terms.value.requires_grad
+        terms, pullback = batch_terms([tree], policies, work, table, Objective(kl=0.1), finite)
+        value = pullback.attached(terms.value)
+        assert value.device.type == "cuda"
+        assert value.requires_grad
         with pytest.raises(RuntimeError, match="Cannot access accelerator device when none is available"):
-            terms.value.backward()
+            pullback.backward(-1.0)
         assert {p.grad for p in model.parameters()} == {None}
-        go_back(terms.value)
+        go_back(value)
         for parameter in model.parameters():
             assert parameter.grad is not None
             assert parameter.grad.device.type == "cuda"

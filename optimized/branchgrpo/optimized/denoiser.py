@@ -1,5 +1,6 @@
 """Checked calls of a velocity model for batches of items of any level, and the verdict on what it returned."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -47,29 +48,29 @@ class FiniteLog:
 
     Attributes:
         arithmetic: dtype in which velocities are used; one of small range is named in the message.
-        entries: judgements so far.
+        entries: for every item so far a number that is finite if and only if the item was.
     """
 
     arithmetic: torch.dtype = torch.float32
-    entries: list[tuple[list[Place], Bool[Tensor, "items"]]] = field(default_factory=list)
+    entries: list[tuple[list[Place], Float[Tensor, "items"]]] = field(default_factory=list)
 
     def record(self, places: list[Place], v: Float[Tensor, "items *latent"]) -> None:
-        """Note for every item whether all its elements are finite."""
-        self.entries.append((places, torch.isfinite(v).flatten(1).all(dim=1)))
+        """Note for every item whether all its elements are finite: its largest magnitude is."""
+        self.entries.append((places, torch.linalg.vector_norm(v.flatten(1), math.inf, dim=1)))
 
     def record_flags(self, place: Place, finite: Bool[Tensor, "items"]) -> None:
         """Note flags that were found another way."""
-        self.entries.append(([place], finite))
+        self.entries.append(([place], torch.zeros_like(finite, dtype=torch.float32).masked_fill_(~finite, math.nan)))
 
     def fault(self, prompts: tuple[Prompt, ...]) -> ModelError | None:
         """The error of the first item, by step and then by place, that was not finite; None if all were."""
-        if not self.entries or bool(torch.stack([finite.all() for _, finite in self.entries]).all()):
+        if not self.entries or bool(torch.isfinite(torch.cat([peaks for _, peaks in self.entries])).all()):
             return None
         bad = [
             (place.step, int(place.items[item]), place.stored is not None, place)
-            for places, flags in self.entries
-            for place, finite in zip(places, torch.split(flags, [len(p.items) for p in places]), strict=True)
-            for item in (~finite).nonzero().flatten().tolist()
+            for places, all_peaks in self.entries
+            for place, peaks in zip(places, torch.split(all_peaks, [len(p.items) for p in places]), strict=True)
+            for item in (~torch.isfinite(peaks)).nonzero().flatten().tolist()
         ]
         _, flat, _, place = min(bad, key=lambda entry: entry[:3])
         return place.error(flat, prompts, self.arithmetic)

@@ -52,8 +52,17 @@ def log_probability(
     return squared_distance(child, mean, reduction) * (-0.5 / (std * std)) - constant
 
 
+def log_normaliser(std: Float64[Tensor, "items"], elements: int, reduction: Reduction) -> Float64[Tensor, "items"]:
+    """log of N(·; mean, std²·I)'s normalising factor, reduced.  Clause: LOGP-1, LOGP-2."""
+    return (torch.log(std) + 0.5 * math.log(2.0 * math.pi)).mul_(elements if reduction is Reduction.SUM else 1)
+
+
 def log_density(
-    distance: Float64[Tensor, "items"], std: Float64[Tensor, "items"], elements: int, reduction: Reduction
+    distance: Float64[Tensor, "items"],
+    std: Float64[Tensor, "items"],
+    normaliser: Float64[Tensor, "items"],
+    elements: int,
+    reduction: Reduction,
 ) -> Float64[Tensor, "items"]:
     """log N(child; mean, std²·I) from ‖child − mean‖, reduced.
 
@@ -62,12 +71,12 @@ def log_density(
     Args:
         distance: ≥ 0, of children as stored.
         std: > 0, by which the noise was really scaled.
+        normaliser: ``log_normaliser`` of these.
         elements: D.
         reduction: ``sum`` or ``mean`` over the D elements.
     """
-    terms = elements if reduction is Reduction.SUM else 1
-    squares = (distance / std).square_().mul_(-0.5 * terms / elements)
-    return squares.sub_((torch.log(std) + 0.5 * math.log(2.0 * math.pi)).mul_(terms))
+    share = 1.0 if reduction is Reduction.SUM else 1.0 / elements
+    return (distance / std).square_().mul_(-0.5 * share).sub_(normaliser)
 
 
 def gaussian_kl(

@@ -1,12 +1,11 @@
 """The clipped objective over kept edges, parent by parent (spec: objective)."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, no_type_check
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from branchgrpo.optimized.denoiser import FiniteLog, Place, velocity
@@ -21,19 +20,13 @@ from branchgrpo.reference.types import Reduction
 
 def clipped_surrogate(
     rho: Float64[Tensor, "edges"], advantage: Float64[Tensor, "edges"], low: float, high: float
-) -> Float64[Tensor, "edges"]:
-    """min(ρ A, clip(ρ, 1 − ε_lo, 1 + ε_hi) A).
+) -> tuple[Float64[Tensor, "edges"], Float64[Tensor, "edges"]]:
+    """min(ρ A, clip(ρ, 1 − ε_lo, 1 + ε_hi) A), and its slope in log ρ: ρ A, or 0 where the clipped one is smaller.
 
     Clause: OBJ-2.  Source: PPO (arXiv 1707.06347) Eq. 7; BranchGRPO Eq. 9; G²RPO Eq. 7.
     """
-    return torch.minimum(rho * advantage, rho.clamp(1.0 - low, 1.0 + high) * advantage)
-
-
-def is_clipped(
-    rho: Float64[Tensor, "edges"], advantage: Float64[Tensor, "edges"], low: float, high: float
-) -> Bool[Tensor, "edges"]:
-    """Where the surrogate does not change with ρ: a ratio beyond the range on the side that the advantage favours."""
-    return torch.where(advantage > 0.0, rho > 1.0 + high, rho < 1.0 - low)
+    free, clipped = rho * advantage, rho.clamp(1.0 - low, 1.0 + high) * advantage
+    return torch.minimum(free, clipped), free.masked_fill(clipped < free, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +34,13 @@ class Terms:
     """What the edges of some parents contribute.
 
     Attributes:
-        value: their part of J, differentiable.
-        kl: their part of the mean KL to the frozen reference; 0 without one.
-        ratios: ρ of every edge, detached.
+        value: their part of J.
+        kl: their part of the mean KL to the frozen reference; None without one.
+        ratios: ρ of every edge.
     """
 
     value: Float64[Tensor, ""]
-    kl: Float64[Tensor, ""]
+    kl: Float64[Tensor, ""] | None
     ratios: Float64[Tensor, "edges"]
 
 
@@ -109,31 +102,39 @@ class Attached(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
+class Pullback:
+    """Velocities of a batch, with their graph, and the gradient of its part of J by them."""
+
+    v: Float[Tensor, "parents *latent"]
+    gradient: Float[Tensor, "parents *latent"]
+
+    def backward(self, factor: float) -> None:
+        """Add ``factor`` times the gradient of the batch's part of J to the parameters; frees the graph."""
+        self.v.backward(self.gradient * factor)  # type: ignore[no-untyped-call]
+
+    def attached(self, value: Float64[Tensor, ""]) -> Float64[Tensor, ""]:
+        """The batch's part of J, differentiable."""
+        found: Tensor = Attached.apply(self.v, value, self.gradient)  # type: ignore[no-untyped-call]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
 class Means:
     """Transition means of a batch's parents, from which their children's log-probabilities and the gradient follow.
 
     Attributes:
         table: the batch's part of the table.
         mean: μ of every parent, in float64 (LOGP-5), but rounded as in the rollout.
-        share: 1, or 1/D under the mean reduction.
     """
 
     table: Table
     mean: Float64[Tensor, "parents *latent"]
-    share: float
 
     @classmethod
-    def of(
-        cls,
-        table: Table,
-        x: Float[Tensor, "parents *latent"],
-        v: Float[Tensor, "parents *latent"],
-        reduction: Reduction,
-    ) -> "Means":
+    def of(cls, table: Table, x: Float[Tensor, "parents *latent"], v: Float[Tensor, "parents *latent"]) -> "Means":
         """μ = α x + γ v.  Clause: KERN-2 … KERN-4."""
-        shape, elements = (-1, *(1,) * (x.ndim - 1)), math.prod(x.shape[1:])
-        mean = (table.alpha.reshape(shape) * x).add_(table.gamma.reshape(shape) * v)
-        return cls(table, mean.double(), 1.0 if reduction is Reduction.SUM else 1.0 / elements)
+        shape = (-1, *(1,) * (x.ndim - 1))
+        return cls(table, (table.alpha.reshape(shape) * x).add_(table.gamma.reshape(shape) * v).double())
 
     def offsets(self, children: Float[Tensor, "edges *latent"]) -> Float64[Tensor, "edges elements"]:
         """child − μ of every edge."""
@@ -144,8 +145,8 @@ class Means:
     def pulled(
         self, offsets: Float64[Tensor, "edges elements"], pull: Float64[Tensor, "edges"]
     ) -> Float64[Tensor, "parents elements"]:
-        """Σ over a parent's edges of pull·(child − μ)·share/std²; overwrites the offsets."""
-        scaled = offsets.mul_((pull * self.share / self.table.stds.square()).unsqueeze(1))
+        """Σ over a parent's edges of pull·(child − μ); overwrites the offsets."""
+        scaled = offsets.mul_(pull.unsqueeze(1))
         if len(scaled) == len(self.mean):
             return scaled
         total = torch.zeros(len(self.mean), scaled.shape[1], dtype=scaled.dtype, device=scaled.device)
@@ -166,26 +167,25 @@ def edge_terms(
     options: Objective,
     reduction: Reduction,
 ) -> tuple[Terms, Float64[Tensor, "parents elements"]]:
-    """Σ over edges of coefficient·(w·surrogate − β_KL·KL), not differentiable, and its gradient by the parents' means.
+    """Σ over edges of coefficient·(w·surrogate − β_KL·KL), and its gradient by the parents' means.
 
-    Clause: OBJ-1, OBJ-2, OBJ-4, OBJ-5, OBJ-6.  ∂ log p/∂μ = (child − μ)/std², ∂ KL/∂μ = (μ − μ_ref)/std², both reduced;
-    the surrogate's slope in log ρ is ρ A, or 0 where it is clipped.
+    Clause: OBJ-1, OBJ-2, OBJ-4, OBJ-5, OBJ-6.  ∂ log p/∂μ = (child − μ)/std², ∂ KL/∂μ = (μ − μ_ref)/std², both reduced.
     """
     table, offsets = means.table, means.offsets(children)
-    distance = torch.linalg.vector_norm(offsets, dim=1)
-    rho = torch.exp(log_density(distance, table.stds, offsets.shape[1], reduction) - table.old_log_probs)
-    value = torch.dot(table.weights, clipped_surrogate(rho, table.advantages, options.clip_low, options.clip_high))
-    clipped = is_clipped(rho, table.advantages, options.clip_low, options.clip_high)
-    slope = (table.weights * rho).mul_(table.advantages).masked_fill_(clipped, 0.0)
-    gradient, kl = means.pulled(offsets, slope), torch.zeros((), dtype=torch.float64, device=value.device)
-    if fixed is not None:
-        apart = (fixed.mean - means.mean).flatten(1)
-        pull = torch.zeros(len(apart), dtype=torch.float64, device=value.device)
-        pull.index_add_(0, table.owner, table.coefficients * means.share / table.stds.square())
-        kl = 0.5 * torch.dot(pull, apart.square().sum(dim=1))
-        value = value - options.kl * kl
-        gradient.add_(apart.mul_((options.kl * pull).unsqueeze(1)))
-    return Terms(value, kl, rho), gradient
+    distance, elements = torch.linalg.vector_norm(offsets, dim=1), offsets.shape[1]
+    density = log_density(distance, table.stds, table.normalisers, elements, reduction)
+    rho = density.sub_(table.old_log_probs).exp_()
+    surrogate, slope = clipped_surrogate(rho, table.advantages, options.clip_low, options.clip_high)
+    value = torch.dot(table.weights, surrogate)
+    gradient = means.pulled(offsets, slope.mul_(table.weights).mul_(table.precisions))
+    if fixed is None:
+        return Terms(value, None, rho), gradient
+    apart = (fixed.mean - means.mean).flatten(1)
+    pull = torch.zeros(len(apart), dtype=torch.float64, device=value.device)
+    pull.index_add_(0, table.owner, table.coefficients * table.precisions)
+    kl = 0.5 * torch.dot(pull, apart.square().sum(dim=1))
+    gradient.add_(apart.mul_((options.kl * pull).unsqueeze(1)))
+    return Terms(value - options.kl * kl, kl, rho), gradient
 
 
 def batch_terms(
@@ -195,11 +195,11 @@ def batch_terms(
     table: Table,
     options: Objective,
     finite: FiniteLog,
-) -> Terms:
-    """A batch's part of J: one forward a parent for all its children, differentiable in the model's parameters.
+) -> tuple[Terms, Pullback]:
+    """A batch's part of J, and how to differentiate it: one forward a parent for all its children.
 
-    Clause: OBJ-1 … OBJ-6.  What the graph holds beside the model's own activations is the gradient by the velocities:
-    one state a parent, however many edges leave it.
+    Clause: OBJ-1 … OBJ-6.  What is held for the backward beside the model's own activations is the gradient by the
+    velocities: one state a parent, however many edges leave it.
 
     Args:
         trees: all trees of the update.
@@ -209,15 +209,14 @@ def batch_terms(
         options: clip range, β_KL.
         finite: takes note of non-finite velocities.
     """
-    reduction = trees[0].reduction
     x = stored_states(trees, batch, children=False).to(trees[0].dtype)
     condition = policies.condition.gather(table.rows)
     v = parent_velocities(policies.model, x, trees, batch, table, condition, finite)
-    means, fixed = Means.of(table, x, v.detach(), reduction), None
+    means, fixed = Means.of(table, x, v.detach()), None
     if policies.reference is not None:
         with torch.no_grad():
             v_ref = parent_velocities(policies.reference, x, trees, batch, table, condition, finite)
-        fixed = Means.of(table, x, v_ref, reduction)
-    terms, gradient = edge_terms(means, fixed, stored_states(trees, batch, children=True), options, reduction)
-    value: Tensor = Attached.apply(v, terms.value, means.velocity_gradient(gradient, v))  # type: ignore[no-untyped-call]
-    return Terms(value, terms.kl, terms.ratios)
+        fixed = Means.of(table, x, v_ref)
+    children = stored_states(trees, batch, children=True)
+    terms, gradient = edge_terms(means, fixed, children, options, trees[0].reduction)
+    return terms, Pullback(v, means.velocity_gradient(gradient, v))

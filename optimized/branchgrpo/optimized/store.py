@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from branchgrpo.optimized.growth import Growth
-from branchgrpo.optimized.log_probability import log_density
+from branchgrpo.optimized.log_probability import log_density, log_normaliser
 from branchgrpo.optimized.sampling import CPU, Sampling
 from branchgrpo.optimized.tree import Tree
 from branchgrpo.reference.plan import Plan
@@ -76,7 +76,8 @@ class Store:
         stds = torch.tensor(list(self.stds.values()), dtype=torch.float64)
         repeats = torch.tensor(self.counts, dtype=torch.int64)
         each = stds.repeat_interleave(repeats, output_size=sum(self.counts)).to(self.every.device, non_blocking=True)
-        density = log_density(self.every, each, math.prod(self.sampling.latent_shape), self.sampling.reduction)
+        reduced = (math.prod(self.sampling.latent_shape), self.sampling.reduction)
+        density = log_density(self.every, each, log_normaliser(each, *reduced), *reduced)
         self.log_probs = self.by_level(density.masked_fill_(self.every < 0.0, 0.0))
         return torch.isfinite(density).all()
 

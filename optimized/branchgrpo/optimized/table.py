@@ -1,15 +1,19 @@
 """What an update needs to know of its parents and edges, in flat arrays made once (spec: objective)."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from branchgrpo.optimized.kernels import step_coefficients
+from branchgrpo.optimized.log_probability import log_normaliser
 from branchgrpo.optimized.tree import Levels, Tree
 from branchgrpo.optimized.work import Work, micro_batches
+from branchgrpo.reference.types import Reduction
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +26,8 @@ class Table:
         alpha, gamma: of every parent's step, in the arithmetic's dtype.
         owner: position of every edge's parent.
         stds, old_log_probs, advantages: of every edge.
+        normalisers: ``log_normaliser`` of every edge.
+        precisions: 1/std² of every edge, reduced like its log-probability.
         coefficients: of every edge in J; ``weights`` times the step's weight.
     """
 
@@ -31,25 +37,22 @@ class Table:
     gamma: Float[Tensor, "parents"]
     owner: Int64[Tensor, "edges"]
     stds: Float64[Tensor, "edges"]
+    normalisers: Float64[Tensor, "edges"]
+    precisions: Float64[Tensor, "edges"]
     old_log_probs: Float64[Tensor, "edges"]
     advantages: Float64[Tensor, "edges"]
     coefficients: Float64[Tensor, "edges"]
     weights: Float64[Tensor, "edges"]
 
-    def part(self, parents: slice, edges: slice) -> "Table":
-        """Some parents in a row, and their edges."""
-        return Table(
-            sigmas=self.sigmas[parents],
-            rows=self.rows[parents],
-            alpha=self.alpha[parents],
-            gamma=self.gamma[parents],
-            owner=self.owner[edges] - parents.start if parents.start else self.owner[edges],
-            stds=self.stds[edges],
-            old_log_probs=self.old_log_probs[edges],
-            advantages=self.advantages[edges],
-            coefficients=self.coefficients[edges],
-            weights=self.weights[edges],
-        )
+    def split(self, parents: Sequence[int], edges: Sequence[int]) -> Iterator["Table"]:
+        """Tables of so many parents each, in a row, and of their edges."""
+        firsts = torch.tensor([0, *accumulate(parents)][:-1]).repeat_interleave(torch.tensor(edges))
+        own = self.owner - firsts.to(self.owner.device, non_blocking=True)
+        of_parents = (self.sigmas, self.rows, self.alpha, self.gamma)
+        of_edges = (own, *(getattr(self, field.name) for field in fields(self)[5:]))
+        columns = [torch.split(column, list(parents)) for column in of_parents]
+        columns += [torch.split(column, list(edges)) for column in of_edges]
+        return (Table(*parts) for parts in zip(*columns, strict=True))
 
 
 def picked(flat: Float64[Tensor, "all"], index: Int64[Tensor, "some"]) -> Float64[Tensor, "some"]:
@@ -87,11 +90,14 @@ def tabulate(
     coefficients = torch.cat([item.coefficient for item in work])
     on_cpu = (*parents.unbind(1), *edges.unbind(1), coefficients, torch.cat(gains), torch.cat(rows), torch.cat(owners))
     placed = [column.contiguous().to(device, non_blocking=True) for column in on_cpu]
+    stds, reduction, elements = placed[3], trees[0].reduction, math.prod(trees[0].states[0].shape[2:])
     return Table(
         sigmas=placed[0],
         alpha=placed[1],
         gamma=placed[2],
-        stds=placed[3],
+        stds=stds,
+        normalisers=log_normaliser(stds, elements, reduction),
+        precisions=stds.square().reciprocal_().mul_(1.0 if reduction is Reduction.SUM else 1.0 / elements),
         weights=placed[5] * placed[4],
         coefficients=placed[5],
         advantages=placed[6],
@@ -103,8 +109,7 @@ def tabulate(
 
 def table_batches(table: Table, work: Sequence[Work], size: int | None) -> Iterator[tuple[list[Work], Table]]:
     """Batches of at most ``size`` parents, each with its part of the table; None is one batch.  Clause: OBJ-7."""
-    parent = edge = 0
-    for batch in micro_batches(work, size):
-        parents, edges = sum(len(item.parents) for item in batch), sum(len(item.edges) for item in batch)
-        yield batch, table.part(slice(parent, parent + parents), slice(edge, edge + edges))
-        parent, edge = parent + parents, edge + edges
+    batches = list(micro_batches(work, size))
+    parents = [sum(len(item.parents) for item in batch) for batch in batches]
+    edges = [sum(len(item.edges) for item in batch) for batch in batches]
+    return zip(batches, table.split(parents, edges), strict=True)

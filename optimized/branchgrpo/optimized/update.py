@@ -128,9 +128,9 @@ def objective(
     check_update(trees, condition, advantages, kept, options, reference_model)
     work, finite = plan_work(trees, kept, options), FiniteLog(trees[0].dtype)
     table = tabulate(trees, advantages, work, trained_weights(trees, kept, options))
-    terms = batch_terms(trees, Policies(model, reference_model, condition), work, table, options, finite)
+    terms, pullback = batch_terms(trees, Policies(model, reference_model, condition), work, table, options, finite)
     finite.verify(trees[0].prompts)
-    return terms.value
+    return pullback.attached(terms.value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,11 +199,11 @@ def accumulate_gradients(
             if i >= len(batches):
                 idle(trees, policies)
                 continue
-            terms = batch_terms(trees, policies, *batches[i], options, finite)
-            (-scale.gradient * terms.value).backward()  # type: ignore[no-untyped-call]
-            done.append(Terms(scale.value * terms.value.detach(), scale.value * terms.kl, terms.ratios))
+            terms, pullback = batch_terms(trees, policies, *batches[i], options, finite)
+            pullback.backward(-scale.gradient)
+            done.append(terms)
     finite.verify(trees[0].prompts, ranks)
-    return summarise(done, sum(len(w.parents) for w in work), options, ranks)
+    return summarise(done, scale.value, sum(len(w.parents) for w in work), options, ranks)
 
 
 def checked_work(
@@ -271,13 +271,17 @@ def idle(trees: Sequence[Tree], policies: Policies) -> None:
     (0.0 * v.double().sum()).backward()  # type: ignore[no-untyped-call]
 
 
-def summarise(done: Sequence[Terms], parents: int, options: Objective, ranks: Ranks | None) -> UpdateStats:
+def summarise(
+    done: Sequence[Terms], scale: float, parents: int, options: Objective, ranks: Ranks | None
+) -> UpdateStats:
     """Statistics of an accumulation, with one synchronisation; over all ranks."""
     ratios = torch.cat([terms.ratios for terms in done]) if done else torch.zeros(0, dtype=torch.float64)
     outside = (ratios < 1.0 - options.clip_low) | (ratios > 1.0 + options.clip_high)
     own = [0.0, 0.0, 0.0, 0.0, math.inf, -math.inf]
     if done:
-        value, kl = (torch.stack([getattr(t, name) for t in done]).sum() for name in ("value", "kl"))
+        value = torch.stack([terms.value for terms in done]).sum() * scale
+        divergences = [terms.kl for terms in done if terms.kl is not None]
+        kl = torch.stack(divergences).sum() * scale if divergences else torch.zeros_like(value)
         numbers = [value, kl, ratios.sum(), outside.double().sum(), ratios.min(), ratios.max()]
         own = torch.stack(numbers).tolist()
     counts = (len(ratios), parents, len(done))
