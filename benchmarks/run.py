@@ -13,7 +13,7 @@ os.environ["JAXTYPING_DISABLE"] = "1"  # read when the packages below are import
 
 import cases
 import torch
-from measure import Paired
+from measure import Paired, keep_freed_memory
 from rich.console import Console
 from rich.progress import Progress
 
@@ -38,6 +38,7 @@ def machine() -> dict[str, object]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 2),
+        "keeps_freed_memory": keep_freed_memory(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
@@ -177,7 +178,8 @@ def table(results: dict) -> str:
         "# Benchmarks",
         "",
         f"{where['date']}, {where['cpu']}, {where['cores']} cores, {where['threads']} thread(s), "
-        f"load {where['load']} at the start, torch {where['torch']}; "
+        f"load {where['load']} at the start, torch {where['torch']}, freed memory "
+        f"{'kept' if where['keeps_freed_memory'] else 'returned to the system'}; "
         f"median CPU time of {results['pairs']} interleaved pairs"
         f"{', reduced plans' if results['quick'] else ''}.",
         "",
