@@ -203,7 +203,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not ledger.findings:
         return
     terminalreporter.section("properties")
-    for line in ledger.table():
+    for line in (*ledger.table(), f"seed {seed_of(config)}"):  # -q hides the header
         terminalreporter.write_line(line)
     for finding in ledger.holm_rejections():
         terminalreporter.write_line(f"rejected within the run's budget: {finding}", red=True)

@@ -419,6 +419,17 @@ def test_an_interrupted_run_is_saved_and_goes_on(moment: str, tmp_path: Path) ->
     assert (tmp_path / "cut" / "scores.jsonl").read_bytes() == (tmp_path / "whole" / "scores.jsonl").read_bytes()
 
 
+@pytest.mark.usefixtures("listening")
+def test_a_second_signal_ends_the_run_at_once_and_is_no_failure(tmp_path: Path) -> None:
+    def twice(iteration: int, metrics: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_small(tmp_path, hooks=Hooks(on_iteration=twice))
+    assert records(tmp_path, "end")[0]["reason"] == "interrupted"
+
+
 @pytest.mark.slow
 @shapes_unchecked()
 def test_costly_monitors_change_no_number(tmp_path: Path) -> None:

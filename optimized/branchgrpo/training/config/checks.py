@@ -60,9 +60,9 @@ def check_text(field: str, value: object, *, empty: bool = True) -> None:
         raise OptionError(field, shown, f"one line of printable text, at most {LONGEST_TEXT} characters")
 
 
-def near(word: str, names: Iterable[str]) -> str | None:
-    """The name that looks most like ``word``, if any does."""
-    found = get_close_matches(word, list(names), n=1, cutoff=0.5)
+def near(word: str, names: Iterable[str], alike: float = 0.5) -> str | None:
+    """The name that looks most like ``word``, if any is ``alike`` enough (0 to 1)."""
+    found = get_close_matches(word, list(names), n=1, cutoff=alike)
     return found[0] if found else None
 
 

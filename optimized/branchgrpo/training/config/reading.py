@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
@@ -104,7 +105,12 @@ def made(kind: Any, value: object, path: str) -> Any:
             if key not in kinds:
                 raise unknown(f"{path}.{key}" if path else str(key), value[key])
         build: Any = inner
-        return build(**{key: made(kinds[key], part, f"{path}.{key}" if path else key) for key, part in value.items()})
+        parts = {key: made(kinds[key], part, f"{path}.{key}" if path else key) for key, part in value.items()}
+        try:
+            return build(**parts)
+        except OptionError as error:  # a table of a list does not know which it is
+            name = error.field.replace(re.sub(r"\[\d+\]", "", path), path, 1)
+            raise OptionError(name, error.value, error.legal) from None
     return typed(inner, tuple(value) if isinstance(value, list) else value, path)
 
 

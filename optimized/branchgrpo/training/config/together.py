@@ -3,9 +3,9 @@
 from branchgrpo.reference.errors import OptionError
 from branchgrpo.reference.family import PlanFamily
 from branchgrpo.rewards.registry import NAMES
-from branchgrpo.training.config.checks import check_name
+from branchgrpo.training.config.checks import check_name, near
 from branchgrpo.training.config.method import build_method
-from branchgrpo.training.config.policy_tables import DIGITS, DataConfig, MethodConfig, ModelConfig, RewardConfig
+from branchgrpo.training.config.policy_tables import DIGITS, TINY, DataConfig, MethodConfig, ModelConfig, RewardConfig
 from branchgrpo.training.config.step_tables import UpdateConfig
 
 OF_DIGITS = (DIGITS, "digits_judge")
@@ -51,6 +51,8 @@ def check_model(model: ModelConfig) -> None:
                 raise OptionError(f"model.{name}", value, "left out: the digits model has no use for it")
         if model.guidance == "embedded":
             raise OptionError("model.guidance", model.guidance, "none or classifier_free for the digits model")
+    elif close := near(model.source, () if model.built_in else (DIGITS, *TINY), 0.8):
+        raise OptionError("model.source", model.source, f"{close!r}; or ./{model.source} for a folder")
     elif not model.built_in and model.height == 0:
         raise OptionError("model.height, model.width", (0, 0), "given in pixels for a pipeline")
     if model.built_in and model.frames > 1 and model.source != "tiny-wan":

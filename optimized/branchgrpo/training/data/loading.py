@@ -28,9 +28,9 @@ def load_prompts(data: DataConfig) -> RunPrompts:
     if not data.prompts:
         digits = tuple(Prompt(digit, str(digit)) for digit in range(10))
         return checked(data, digits, digits)
-    train = read_prompts(data.prompts, data.column)
+    train = read_prompts(data.prompts, data.column, "data.prompts")
     if data.held_out:
-        return checked(data, train, read_prompts(data.held_out, data.column))
+        return checked(data, train, read_prompts(data.held_out, data.column, "data.held_out"))
     if data.held_out_prompts >= len(train):
         legal = f"less than the {len(train)} prompts of {data.prompts}, or a file data.held_out"
         raise OptionError("data.held_out_prompts", data.held_out_prompts, legal)

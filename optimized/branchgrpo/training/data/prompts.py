@@ -17,7 +17,7 @@ LARGEST = 2**31
 """Bytes of a prompt file."""
 
 
-def read_prompts(path: str | Path, column: str = "") -> tuple[Prompt, ...]:
+def read_prompts(path: str | Path, column: str = "", field: str = "prompts") -> tuple[Prompt, ...]:
     """The prompts of a file; a prompt's id is its position, which keys its noise.
 
     ``.txt``: a prompt a line.  ``.jsonl``: an object or a text a line.  ``.json``: a list of those.  ``.csv`` and
@@ -30,6 +30,7 @@ def read_prompts(path: str | Path, column: str = "") -> tuple[Prompt, ...]:
     Args:
         path: the file, UTF-8.
         column: of the table; "" takes the first of ``prompt``, ``text`` and ``caption`` that is there.
+        field: what errors call the path.
 
     Raises:
         InputError: a file that is missing, huge, of another kind or encoding; a prompt that is empty, too long, or not
@@ -37,9 +38,9 @@ def read_prompts(path: str | Path, column: str = "") -> tuple[Prompt, ...]:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError("prompts", str(path), "an existing file")
+        raise InputError(field, str(path), "an existing file")
     if path.suffix.lower() not in READERS:
-        raise InputError("prompts", str(path), f"a file that ends in one of {', '.join(READERS)}")
+        raise InputError(field, str(path), f"a file that ends in one of {', '.join(READERS)}")
     if path.stat().st_size > LARGEST:
         raise InputError(f"size of {path.name}", path.stat().st_size, f"at most {LARGEST} bytes")
     try:
@@ -47,7 +48,7 @@ def read_prompts(path: str | Path, column: str = "") -> tuple[Prompt, ...]:
     except UnicodeDecodeError as error:
         raise InputError(f"{path.name}: byte {error.start}", error.object[error.start], "UTF-8") from None
     except OSError as error:
-        raise InputError("prompts", str(path), f"a readable file ({error.strerror or error})") from None
+        raise InputError(field, str(path), f"a readable file ({error.strerror or error})") from None
     seen: dict[str, int] = {}
     for position, (place, value) in enumerate(found):
         seen.setdefault(checked(f"{path.name}: {place}", value), position)

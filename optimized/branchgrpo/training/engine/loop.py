@@ -139,7 +139,8 @@ class Loop:
     def last_words(self, error: BaseException) -> None:
         """Note down why the run ends, if the log can still be written."""
         if self.journal is not None and not isinstance(error, SystemExit):
-            reason = "stopped" if isinstance(error, MonitorStop) else "failed"
+            reasons = {MonitorStop: "stopped", KeyboardInterrupt: "interrupted"}
+            reason = next((word for kind, word in reasons.items() if isinstance(error, kind)), "failed")
             with suppress(OSError):
                 self.journal.end(self.done, reason, f"{type(error).__name__}: {error}")
 
