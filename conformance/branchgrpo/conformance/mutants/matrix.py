@@ -12,6 +12,7 @@ from branchgrpo.conformance.checks.base import OPERATION_CHECKS, TRACE_CHECKS, S
 from branchgrpo.conformance.mutants import (
     noise_faults,
     plan_faults,
+    pruning_faults,
     rollout_faults,
     tail_faults,
     trace_faults,
@@ -26,7 +27,7 @@ from branchgrpo.reference.errors import InputError
 from branchgrpo.reference.implementation import Implementation
 from branchgrpo.reference.noise import KeyedNoise
 
-FAULTS = (rollout_faults, noise_faults, plan_faults, tail_faults, trace_faults, update_faults)
+FAULTS = (rollout_faults, noise_faults, plan_faults, tail_faults, pruning_faults, trace_faults, update_faults)
 """The modules whose import registers the mutants."""
 
 READ_CLAUSES = {"trace.schema": "TRACE-6", "node.": "TRACE-2"}

@@ -2,14 +2,21 @@
 
 from collections.abc import Sequence
 
-from branchgrpo.conformance.mutants import noise_faults, plan_faults, rollout_faults, tail_faults, update_faults
+from branchgrpo.conformance.mutants import (
+    noise_faults,
+    plan_faults,
+    pruning_faults,
+    rollout_faults,
+    tail_faults,
+    update_faults,
+)
 from branchgrpo.conformance.mutants.base import MUTANTS
 from branchgrpo.conformance.runner import Result
 from branchgrpo.conformance.vectors.cases import Case
 from branchgrpo.conformance.vectors.verify import judged
 from branchgrpo.reference.errors import InputError
 
-FAULTS = (rollout_faults, noise_faults, plan_faults, tail_faults, update_faults)
+FAULTS = (rollout_faults, noise_faults, plan_faults, tail_faults, pruning_faults, update_faults)
 """The modules whose import registers the mutants that are implementations."""
 
 
