@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 
 import torch
@@ -14,6 +14,9 @@ from branchgrpo.optimized.log_probability import log_normaliser
 from branchgrpo.optimized.tree import Levels, Tree
 from branchgrpo.optimized.work import Work, micro_batches
 from branchgrpo.reference.types import Reduction
+
+OF_PARENTS = ("sigmas", "rows", "alpha", "gamma")
+"""Columns of the table with an entry a parent; the others have one an edge."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +50,9 @@ class Table:
     def split(self, parents: Sequence[int], edges: Sequence[int]) -> Iterator["Table"]:
         """Tables of so many parents each, in a row, and of their edges."""
         firsts = torch.tensor([0, *accumulate(parents)][:-1]).repeat_interleave(torch.tensor(edges))
-        own = self.owner - firsts.to(self.owner.device, non_blocking=True)
-        of_parents = (self.sigmas, self.rows, self.alpha, self.gamma)
-        of_edges = (own, *(getattr(self, field.name) for field in fields(self)[5:]))
-        columns = [torch.split(column, list(parents)) for column in of_parents]
-        columns += [torch.split(column, list(edges)) for column in of_edges]
+        own = replace(self, owner=self.owner - firsts.to(self.owner.device, non_blocking=True))
+        lengths = {name: list(parents if name in OF_PARENTS else edges) for name in (f.name for f in fields(Table))}
+        columns = [torch.split(getattr(own, name), counts) for name, counts in lengths.items()]
         return (Table(*parts) for parts in zip(*columns, strict=True))
 
 
