@@ -5,13 +5,14 @@ import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from branchgrpo.cli.errors import UsageError
 from branchgrpo.cli.output import deliver, write_file
 from branchgrpo.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from branchgrpo.conformance.checks.base import Subject
     from branchgrpo.conformance.device_table import DeviceTable
     from branchgrpo.conformance.report import Report
 
@@ -97,17 +98,18 @@ def make(args: argparse.Namespace) -> "Report":
         if not args.vectors:
             return report
         status.update("conformance: vectors")
-        return with_vectors(report, subject.implementation, expected)
+        return with_vectors(report, subject, expected)
 
 
-def with_vectors(report: "Report", implementation: Any, expected: Mapping[str, str]) -> "Report":
+def with_vectors(report: "Report", subject: "Subject", expected: Mapping[str, str]) -> "Report":
     """The report, and the test vectors that the implementation has an operation for."""
     from dataclasses import replace
 
     from branchgrpo.conformance.report import make_report
     from branchgrpo.conformance.vectors.verify import verify
 
-    found = [replace(r, check=f"vector_{r.check}") for r in verify(implementation) if r.status != "unsupported"]
+    results = verify(subject.implementation, device=str(subject.device))
+    found = [replace(r, check=f"vector_{r.check}") for r in results if r.status != "unsupported"]
     return make_report(report.implementation, [*report.results, *found], expected)
 
 

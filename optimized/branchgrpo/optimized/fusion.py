@@ -71,12 +71,13 @@ def fuse(tree: Tree, rewards: Float64[Tensor, "prompts leaves models"], options:
 
     Args:
         tree: grown trees.
-        rewards: M rewards a leaf.
+        rewards: M rewards a leaf, on any device; the values are on the CPU, as all that follows.
         options: estimator and β.
 
     Raises:
         RewardError: rewards that do not match the tree's leaves, or a non-finite one.
     """
+    rewards = rewards.cpu()
     expected = tuple(tree.leaves.shape[:2])
     if tuple(rewards.shape[:2]) != expected:
         raise RewardError("rewards: shape", tuple(rewards.shape), f"{(*expected, 'models')}")

@@ -16,6 +16,8 @@ from branchgrpo.reference.tree import Node, Tree
 from branchgrpo.reference.types import Reduction
 from branchgrpo.reference.velocity import velocity
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -28,6 +30,7 @@ class Sampling:
         storage_dtype: dtype in which states are kept; the realised-action rule holds for each (ROLL-5, LOGP-3).
         reduction: reduction of the log-probabilities.
         iteration: training iteration; part of every noise key.
+        device: where the arithmetic is done.
     """
 
     noise: NoiseSource
@@ -36,6 +39,7 @@ class Sampling:
     storage_dtype: torch.dtype = torch.float64
     reduction: Reduction = Reduction.MEAN
     iteration: int = 0
+    device: torch.device = CPU
 
     def __post_init__(self) -> None:
         check_latent_shape(self.latent_shape)
@@ -44,7 +48,7 @@ class Sampling:
         """The standard normal draw of one key.  Clause: NOISE-4."""
         at = [torch.tensor([part], dtype=torch.int64) for part in (prompt.id, root, node)]
         keys = NoiseKeys(self.iteration, role, depth, *at)
-        return self.noise.draw(keys, self.latent_shape, self.dtype, torch.device("cpu"))[0]
+        return self.noise.draw(keys, self.latent_shape, self.dtype, self.device)[0]
 
     def store(self, state: Float[Tensor, "*latent"]) -> Float[Tensor, "*latent"]:
         """Round a state to the storage dtype.  Clause: ROLL-5."""

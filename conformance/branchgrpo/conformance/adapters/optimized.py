@@ -31,6 +31,11 @@ def to_tree(trace: Trace, reduction: Reduction = Reduction.MEAN) -> Tree:
     return Tree(trace.plan, trace.prompts, trace.states, trace.log_probs, mean.dtype, mean.device, reduction)
 
 
+def on_cpu(levels: Levels) -> Levels:
+    """Levels where the batched path computes all that follows a rollout."""
+    return tuple(level.cpu() for level in levels)
+
+
 class OptimizedImplementation:
     """``branchgrpo.optimized`` as an ``Implementation``.
 
@@ -117,19 +122,19 @@ class OptimizedImplementation:
 
     def normalize(self, plan: Plan, values: Levels, weights: Sequence[float], options: Normalization) -> Levels:
         """Advantages."""
-        return normalization.normalize(plan, values, weights, options)
+        return normalization.normalize(plan, on_cpu(values), weights, options)
 
     def leaf_keys(
         self, plan: Plan, values: Levels, weights: Sequence[float], options: Normalization
     ) -> Float64[Tensor, "prompts leaves"]:
         """Keys of all leaves."""
-        return pruning.leaf_keys(plan, values, weights, options)
+        return pruning.leaf_keys(plan, on_cpu(values), weights, options)
 
     def prune(
         self, plan: Plan, keys: Float64[Tensor, "prompts leaves"], rules: Sequence[PruningRule], iteration: int
     ) -> Masks:
         """Edges that stay."""
-        return pruning.prune(plan, keys, rules, iteration)
+        return pruning.prune(plan, keys.cpu(), rules, iteration)
 
     def trained_subsets(self, plan: Plan, prompts: Sequence[Prompt], seed: int, iteration: int) -> Masks:
         """All edges but those of trainable steps that are in the subset of none of their chains."""
@@ -178,4 +183,5 @@ class OptimizedImplementation:
         options: Normalization,
     ) -> Float64[Tensor, "prompts children"]:
         """Multi-granularity advantages of step k's children."""
-        return singular.multi_granularity_advantages(family, k, values, weights, options)[k + 1]
+        placed = {granularity: on_cpu(levels) for granularity, levels in values.items()}
+        return singular.multi_granularity_advantages(family, k, placed, weights, options)[k + 1]

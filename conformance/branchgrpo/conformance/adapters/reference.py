@@ -56,11 +56,16 @@ def masks_of(trees: Sequence[Tree], prompts: int, kept: set[Node], steps: int) -
 
 
 class ReferenceImplementation:
-    """``branchgrpo.reference`` as an ``Implementation``."""
+    """``branchgrpo.reference`` as an ``Implementation``.
+
+    Attributes:
+        device: where the arithmetic of a rollout is done.
+    """
 
     name = "branchgrpo.reference"
     spec_version = "1.0"
     capabilities = CAPABILITIES
+    device = torch.device("cpu")
 
     def transition(
         self, plan: Plan, step: int, x: Float[Tensor, "items *latent"], velocity: Float[Tensor, "items *latent"]
@@ -103,7 +108,7 @@ class ReferenceImplementation:
     ) -> Trace:
         """Grow every prompt's trees, prompt by prompt."""
         check_conditions(condition, prompts)
-        sampling = rollout.Sampling(noise, tuple(latent_shape), dtype, storage_dtype, reduction, iteration)
+        sampling = rollout.Sampling(noise, tuple(latent_shape), dtype, storage_dtype, reduction, iteration, self.device)
         trees = [
             tree
             for i, prompt in enumerate(prompts)
@@ -119,7 +124,7 @@ class ReferenceImplementation:
             raise RewardError(
                 "rewards: shape", tuple(rewards.shape), f"{tuple(trace.states[-1].shape[:2])}, one a leaf"
             )
-        by_leaf = dict(zip(leaves, rewards.flatten(0, 1).unbind(0), strict=True))
+        by_leaf = dict(zip(leaves, rewards.cpu().flatten(0, 1).unbind(0), strict=True))
         values: dict[Node, Tensor] = {}
         for tree in trees:
             mine = {leaf: by_leaf[leaf] for leaf in tree.root.leaves()}
@@ -208,7 +213,7 @@ class ReferenceImplementation:
     ) -> dict[tuple[int, int], Trace]:
         """Every member (k, λ), equal inputs called once."""
         check_conditions(condition, prompts)
-        sampling = rollout.Sampling(noise, tuple(latent_shape), dtype, storage_dtype, reduction, iteration)
+        sampling = rollout.Sampling(noise, tuple(latent_shape), dtype, storage_dtype, reduction, iteration, self.device)
         grown = [
             singular.singular_rollout(family, model, prompt, row(condition, i), sampling)
             for i, prompt in enumerate(prompts)

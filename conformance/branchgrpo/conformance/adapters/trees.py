@@ -48,7 +48,7 @@ def to_trace(plan: Plan, prompts: Sequence[Prompt], trees: Sequence[Tree]) -> Tr
 
 
 def to_trees(trace: Trace) -> list[Tree]:
-    """The trees of a trace, prompts outermost and roots next.  Clause: TRACE-2."""
+    """The trees of a trace, prompts outermost and roots next; log-probabilities on the CPU.  Clause: TRACE-2."""
     plan = trace.plan
     trees = []
     for row, prompt in enumerate(trace.prompts):
@@ -78,7 +78,7 @@ def child_of(trace: Trace, row: int, root_index: int, depth: int, parent: Node, 
         parent,
         trace.means[depth - 1][row, at],
         float(trace.stds[depth - 1]),
-        None if log_probs is None else log_probs[row, at],
+        None if log_probs is None else log_probs[row, at].cpu(),
     )
     parent.children.append(child)
     return child
@@ -105,12 +105,12 @@ def grown(depth: int, parent: Node, factor: int, branch: int) -> Node:
 
 
 def from_levels(trees: Sequence[Tree], levels: Levels) -> dict[Node, Tensor]:
-    """For every node its entry of ``[prompts, R·n_d, *rest]`` arrays.  Clause: TRACE-2."""
+    """For every node its entry of ``[prompts, R·n_d, *rest]`` arrays, on the CPU.  Clause: TRACE-2."""
     return {
         node: entry
         for depth, level in enumerate(levels)
         for node, entry in zip(
-            (node for tree in trees for node in tree.level(depth)), level.flatten(0, 1).unbind(0), strict=True
+            (node for tree in trees for node in tree.level(depth)), level.cpu().flatten(0, 1).unbind(0), strict=True
         )
     }
 

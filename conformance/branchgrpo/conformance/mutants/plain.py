@@ -90,10 +90,9 @@ class PlainImplementation(PlainTail):
             children = root * size + kept[step][prompt, root * size : (root + 1) * size].nonzero().flatten()
             level = trace.log_probs[step]
             if len(children) and level is not None:
+                children, gains = children.to(level.device), advantages[step + 1].to(level.device)
                 parents = children // trace.plan.branching[step]
-                found.append(
-                    Step(step, parents, children, advantages[step + 1][prompt, children], level[prompt, children])
-                )
+                found.append(Step(step, parents, children, gains[prompt, children], level[prompt, children]))
         if not found:
             raise ValueError("nothing is left to train")
         return found

@@ -19,11 +19,16 @@ Latent = Float[Tensor, "items *latent"]
 
 
 class PlainRollout:
-    """Steps, noise, log-probabilities and rollouts on level-order arrays."""
+    """Steps, noise, log-probabilities and rollouts on level-order arrays.
+
+    Attributes:
+        device: where rollouts are done.
+    """
 
     name = "plain"
     spec_version = "1.0"
     capabilities = CAPABILITIES
+    device = torch.device("cpu")
 
     def plan(self, plan: Plan) -> Plan:
         """The plan that is really rolled out."""
@@ -138,7 +143,7 @@ class PlainRollout:
     ) -> Trace:
         """Grow every prompt's trees level by level."""
         plan, p = self.plan(plan), len(prompts)
-        options["device"] = options.get("device", torch.device("cpu"))
+        options["device"] = options.get("device", self.device)
         shape, dtype, storage = options["latent_shape"], options["dtype"], options["storage_dtype"]
         start = noise.draw(
             self.keys(plan, prompts, NoiseRole.ROOT, 0, options["iteration"]), shape, dtype, options["device"]

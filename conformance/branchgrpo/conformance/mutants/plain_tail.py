@@ -21,7 +21,7 @@ SUBSET_ROLE = 3
 
 
 class PlainTail(PlainRollout):
-    """Everything between the rollout and the loss."""
+    """Everything between the rollout and the loss, on the CPU."""
 
     def path_scores(self, trace: Trace, depth: int) -> Float64[Tensor, "prompts nodes under"]:
         """log p(ℓ | n) for the leaves under every node of a depth."""
@@ -29,7 +29,7 @@ class PlainTail(PlainRollout):
         total = torch.zeros(len(trace.prompts), leaves, dtype=torch.float64)
         for level in trace.log_probs[depth:]:
             if level is not None:
-                total = total + level.repeat_interleave(leaves // level.shape[1], dim=1)
+                total = total + level.cpu().repeat_interleave(leaves // level.shape[1], dim=1)
         return total.reshape(len(trace.prompts), trace.states[depth].shape[1], -1)
 
     def child_weights(self, trace: Trace, depth: int, beta: float) -> Float64[Tensor, "prompts nodes under"]:
@@ -38,7 +38,7 @@ class PlainTail(PlainRollout):
         weights = torch.ones(p, nodes, 1, dtype=torch.float64)
         for below in range(depth, trace.plan.steps):
             k, level = trace.plan.branching[below], trace.log_probs[below]
-            scores = torch.zeros(p, trace.states[below + 1].shape[1]) if level is None else level
+            scores = torch.zeros(p, trace.states[below + 1].shape[1]) if level is None else level.cpu()
             own = self.sibling_softmax(beta * scores.double().reshape(p, -1, k)).reshape(p, nodes, -1)
             weights = weights.repeat_interleave(k, dim=2) * own
         return weights
@@ -67,7 +67,7 @@ class PlainTail(PlainRollout):
         """Values of all nodes."""
         if rewards.shape[:2] != trace.states[-1].shape[:2] or not bool(torch.isfinite(rewards).all()):
             raise ValueError("rewards of another shape, or not finite")
-        values = []
+        rewards, values = rewards.cpu(), []
         for depth in range(trace.plan.steps):
             below = rewards.reshape(len(trace.prompts), trace.states[depth].shape[1], -1, rewards.shape[2])
             values.append((self.weights(trace, depth, options).unsqueeze(-1) * below).sum(dim=2))
@@ -112,7 +112,7 @@ class PlainTail(PlainRollout):
         """Weighted sum over reward models, before the clip."""
         if len(weights) != level.shape[2]:
             raise ValueError("one weight a reward model")
-        w = torch.tensor(list(weights), dtype=torch.float64)
+        level, w = level.cpu(), torch.tensor(list(weights), dtype=torch.float64)
         if options.order == "sum_then_normalize":
             return self.z_scores(plan, level @ w, options)
         return torch.stack([self.z_scores(plan, level[..., m], options) for m in range(len(w))], dim=-1) @ w

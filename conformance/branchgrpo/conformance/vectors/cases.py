@@ -67,6 +67,7 @@ class Case:
         expected: plain JSON data that the operation answers with.
         outputs: arrays that it answers with.
         error: for bad input, the field that the refusal has to name.
+        device: where its arrays are put; no part of the vector.
     """
 
     id: str
@@ -79,6 +80,7 @@ class Case:
     expected: dict[str, Any] = field(default_factory=dict)
     outputs: dict[str, Array] = field(default_factory=dict)
     error: str | None = None
+    device: str = "cpu"
 
     def content(self) -> dict[str, Any]:
         """The plain data that an id stands for: everything but clauses and comment."""

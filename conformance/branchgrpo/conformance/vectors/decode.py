@@ -42,10 +42,10 @@ def prompts_of(case: Case) -> tuple[Prompt, ...]:
 
 
 def tensor(case: Case, name: str, dtype: torch.dtype = torch.float64) -> Tensor:
-    """An input array, its floats in a dtype."""
+    """An input array on the case's device, its floats in a dtype."""
     if name not in case.inputs:
         raise InputError(f"{case.id}/in.{name}", "missing", "an array of the vector")
-    found = torch.from_numpy(case.inputs[name].copy())
+    found = torch.from_numpy(case.inputs[name].copy()).to(case.device)
     return found.to(dtype) if found.dtype.is_floating_point else found
 
 
@@ -90,7 +90,8 @@ def sampling_of(case: Case) -> dict[str, Any]:
 def bare_trace(case: Case, plan: Plan) -> Trace:
     """A trace for fusion: its log-probabilities are the case's, its states are zeros."""
     prompts = prompts_of(case)
-    zeros = [torch.zeros(len(prompts), plan.roots * size, 1, dtype=torch.float64) for size in plan.level_sizes]
+    shapes = [(len(prompts), plan.roots * size, 1) for size in plan.level_sizes]
+    zeros = [torch.zeros(shape, dtype=torch.float64, device=case.device) for shape in shapes]
     noisy = plan.stochastic_steps
     stds = torch.tensor([1.0 if step in noisy else 0.0 for step in range(plan.steps)], dtype=torch.float64)
     log_probs = tuple(tensor(case, f"log_probs.{step + 1}") if step in noisy else None for step in range(plan.steps))

@@ -6,6 +6,7 @@ plans, options and keys do.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,19 @@ def judged(implementation: Any, case: Case) -> Result:
     return Result(case.id, clause, "passed") if fault is None else Result(case.id, clause, "failed", fault)
 
 
-def verify(implementation: Any, folder: Path | None = None) -> list[Result]:
+def verify(implementation: Any, folder: Path | None = None, device: str = "cpu") -> list[Result]:
     """Put every vector to an implementation.
 
     Args:
         implementation: operations on arrays, as ``branchgrpo.reference.implementation`` describes them; it may have
             ``vector_operations`` for the others (see ``answering``).
         folder: the vectors, by default those of the checkout.
+        device: where the arrays are put.
 
     Returns:
         One result a vector, its id as the check's name; ``unsupported`` where the operation is missing.
     """
-    return [judged(implementation, case) for case in read_vectors(folder or FOLDER)]
+    return [judged(implementation, replace(case, device=device)) for case in read_vectors(folder or FOLDER)]
 
 
 def main(arguments: Sequence[str]) -> int:
