@@ -95,8 +95,10 @@ class Grower:
     def velocities(self, model: VelocityModel, ranges: Sequence[Ready]) -> tuple[Tensor, Tensor]:
         """States and velocities of some ready ranges, one call; padded to the capacity if asked.  Clause: ROLL-3."""
         s = self.sampling
-        x = joined([self.store.states[r.level][r.first : r.last] for r in ranges])
-        x = x.to(s.device, s.dtype, non_blocking=True)
+        kept = [self.store.states[r.level][r.first : r.last] for r in ranges]
+        if self.store.away:  # joined on the device: the copies to the CPU are still under way
+            kept = [part.to(s.device, non_blocking=True) for part in kept]
+        x = joined(kept).to(s.device, s.dtype, non_blocking=True)
         sigma = joined([self.sigmas[r.level][r.first : r.last] for r in ranges])
         count, total = len(x), s.chunk if s.pad and s.chunk is not None else len(x)
         given = (x, sigma)
