@@ -119,7 +119,7 @@ def conditioning(case: Case) -> float:
 def differences_findings(subject: Subject, case: Case, direction: int) -> list[Finding]:
     """The gradient along a random direction of the parameters against a central difference of J."""
     generator = torch.Generator().manual_seed(direction)
-    steps = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in case.parameters]
+    steps = [torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for p in case.parameters]
     slope = sum(float((g * s).sum()) for g, s in zip(case.gradient(case.value(subject)), steps, strict=True))
     h, values = 1e-5, []
     with torch.no_grad():
