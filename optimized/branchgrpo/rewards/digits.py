@@ -117,7 +117,8 @@ class DigitsReward:
         if len(prompts) != images.shape[0]:
             raise InputError("len(prompts)", len(prompts), f"{images.shape[0]}, one a sample")
         digits = torch.tensor([digit_of(prompt) for prompt in prompts], dtype=torch.int64, device=images.device)
-        logits = self.classifier(images.to(next(self.classifier.parameters()).dtype))
+        weight = next(self.classifier.parameters())
+        logits = self.classifier(images.to(weight.device, weight.dtype)).to(images.device)
         log_p = logits.double().log_softmax(dim=1).gather(1, digits[:, None]).squeeze(1)
         distance = (stroke_weight(samples) - self.config.target_weight).abs()
         reward = self.config.digit_factor * log_p - self.config.stroke_factor * distance
