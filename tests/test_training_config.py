@@ -145,6 +145,14 @@ def test_an_illegal_value_is_refused_in_one_line_that_names_it(override: str, te
     assert text in refusal(override)
 
 
+@pytest.mark.parametrize("source", ["./tiny-flx", "./tiny-flux", "./digits", "owner/tiny-flux", "/models/tiny-wan"])
+def test_a_path_or_repository_named_like_a_built_in_model_is_a_pipeline(source: str) -> None:
+    asked = [f"model.source={source}", "model.height=64", "model.width=64", "rewards.0.name=colour"]
+    with pytest.raises(OptionError, match=r"data\.prompts = '': must be a file"):
+        read_config(overrides=asked)
+    assert read_config(overrides=[*asked, "data.prompts=prompts.txt"]).model.source == source
+
+
 UNKNOWN = {
     "optimizer.learning_rte=1": "optimizer.learning_rate",
     "optimzer.learning_rate=1": "optimizer",

@@ -51,7 +51,7 @@ def check_model(model: ModelConfig) -> None:
                 raise OptionError(f"model.{name}", value, "left out: the digits model has no use for it")
         if model.guidance == "embedded":
             raise OptionError("model.guidance", model.guidance, "none or classifier_free for the digits model")
-    elif close := near(model.source, () if model.built_in else (DIGITS, *TINY), 0.8):
+    elif close := near(model.source, () if model.built_in or "/" in model.source else (DIGITS, *TINY), 0.8):
         raise OptionError("model.source", model.source, f"{close!r}; or ./{model.source} for a folder")
     elif not model.built_in and model.height == 0:
         raise OptionError("model.height, model.width", (0, 0), "given in pixels for a pipeline")
