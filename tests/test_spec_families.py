@@ -104,6 +104,25 @@ def test_a_rollout_calls_each_input_once():
     assert len(inputs) < one_by_one
 
 
+class OneBuffer(Scaled):
+    """Writes every answer to the same memory."""
+
+    def __call__(self, x, sigma, condition):
+        v = super().__call__(x, sigma, condition)
+        self.buffer = v if len(self.calls) == 1 else self.buffer.copy_(v)
+        return self.buffer
+
+
+@clause("SING-4")
+def test_velocities_that_the_model_overwrites_are_remembered():
+    fam = family(granularities=(1, 2, 3))
+    found = singular_rollout(fam, OneBuffer(0.3), PROMPT, CONDITION, sampling())
+    expected = singular_rollout(fam, Scaled(0.3), PROMPT, CONDITION, sampling())
+    for member in fam.members():
+        for one, other in zip(found[member][0].root.walk(), expected[member][0].root.walk(), strict=True):
+            assert torch.equal(one.state, other.state)
+
+
 @clause("SING-4", "GRAN-3")
 def test_the_published_calls():
     e = SINGULAR["published"]

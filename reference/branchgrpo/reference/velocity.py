@@ -12,7 +12,7 @@ class CalledOnce:
     """A velocity model that answers equal inputs of one condition from memory.  Clause: SING-4, GRAN-3.
 
     The members of a plan family repeat each other's states bit for bit, so that σ and the state's bytes tell inputs
-    apart. Velocities are kept as long as the object is: for one rollout, without gradients.
+    apart. Copies of the velocities are kept as long as the object is: for one rollout, without gradients.
     """
 
     def __init__(self, model: VelocityModel) -> None:
@@ -25,7 +25,7 @@ class CalledOnce:
         """The model's velocity, evaluated when this input comes for the first time."""
         key = tuple(part.cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in (x, sigma))
         if key not in self.known:
-            self.known[key] = self.model(x, sigma, condition)
+            self.known[key] = self.model(x, sigma, condition).clone()
         return self.known[key]
 
 
