@@ -22,13 +22,14 @@ def digit_prompts() -> tuple[Prompt, ...]:
     return tuple(Prompt(digit, str(digit)) for digit in range(CLASSES))
 
 
-def digit_condition(prompts: Sequence[Prompt]) -> TensorCondition:
-    """The generator's condition: one label a prompt.
+def digit_condition(prompts: Sequence[Prompt], device: torch.device | None = None) -> TensorCondition:
+    """The generator's condition: one label a prompt, on a device, by default the CPU.
 
     Raises:
         InputError: a prompt that names no digit.
     """
-    return TensorCondition({"label": torch.tensor([digit_of(prompt) for prompt in prompts], dtype=torch.int64)})
+    labels = torch.tensor([digit_of(prompt) for prompt in prompts], dtype=torch.int64, device=device)
+    return TensorCondition({"label": labels})
 
 
 def pretrained_generator(config: GeneratorConfig | None = None, on_step: StepCallback | None = None) -> DigitsVelocity:

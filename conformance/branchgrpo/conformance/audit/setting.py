@@ -81,7 +81,7 @@ class Setting:
         """The run's rollout and first update as a case of conformance."""
         try:
             made = (
-                backbone(self.config, self.dtype)
+                backbone(self.config, self.dtype, device)
                 if self.run is None
                 else run_backbone(self.run, self.config.prompts, device)
             )
@@ -149,21 +149,21 @@ def numbered_prompts(count: int) -> tuple[Prompt, ...]:
     return tuple(Prompt(i + 1, f"prompt {i + 1}") for i in range(count))
 
 
-def backbone(config: AuditConfig, dtype: torch.dtype) -> Backbone:
-    """The velocity of the run, with prompts and conditions."""
-    prompts, cpu = numbered_prompts(config.prompts), torch.device("cpu")
+def backbone(config: AuditConfig, dtype: torch.dtype, device: torch.device) -> Backbone:
+    """The velocity of the run, with prompts, and conditions on a device."""
+    prompts = numbered_prompts(config.prompts)
     if config.backbone == "gaussian":
-        return Backbone(ExactGaussian(MEAN, TAU), prompts, condition_for(prompts, dtype, cpu))
+        return Backbone(ExactGaussian(MEAN, TAU), prompts, condition_for(prompts, dtype, device))
     if config.backbone == "network":
-        return Backbone(Network(config.elements, dtype=dtype), prompts, condition_for(prompts, dtype, cpu))
+        return Backbone(Network(config.elements, dtype=dtype), prompts, condition_for(prompts, dtype, device))
     if config.backbone == "digits":
         from branchgrpo.training.digits import digit_condition, digit_prompts, pretrained_generator
 
         own = digit_prompts()[: config.prompts]
-        return Backbone(pretrained_generator().to(dtype), own, digit_condition(own))
+        return Backbone(pretrained_generator().to(dtype), own, digit_condition(own, device))
     from branchgrpo.models.auto import load_backbone
 
-    model = load_backbone(config.backbone, dtype=dtype)
+    model = load_backbone(config.backbone, dtype=dtype, device=device)
     return Backbone(model, prompts, model.encode([prompt.text for prompt in prompts]))
 
 

@@ -94,7 +94,8 @@ def run_backbone(config: TrainConfig, prompts: int, device: torch.device) -> Bac
         from branchgrpo.training.engine.digits_task import digits_generator
 
         network = digits_generator(config.model)
-        return Backbone(Lowered(network.to(torch.float32 if lowered else dtype), lowered), own, digit_condition(own))
+        lone = Lowered(network.to(torch.float32 if lowered else dtype), lowered)
+        return Backbone(lone, own, digit_condition(own, device))
     from branchgrpo.training.engine.pipeline_task import load_policy
 
     with tempfile.TemporaryDirectory() as folder:

@@ -118,8 +118,7 @@ def digits_task(config: TrainConfig, cluster: Cluster) -> Task:
     held_out = [WeightedReward(digits_reward_model(r, cluster.device)) for r in config.rewards if r.held_out]
 
     def condition(prompts: Sequence[Prompt]) -> TensorCondition:
-        label = digit_condition(prompts).tensors["label"]
-        return TensorCondition({"label": label.to(cluster.device)})
+        return digit_condition(prompts, cluster.device)
 
     def prepare(prompts: Sequence[Prompt]) -> None:
         digit_condition(prompts)
