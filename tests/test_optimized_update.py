@@ -204,3 +204,10 @@ def test_a_non_finite_velocity_in_the_update_is_named() -> None:
         model.bias[0] = float("nan")
     with pytest.raises(ModelError, match="velocity at step 0, node 0 of prompt 5 = 'NaN or ±inf': must be finite"):
         accumulate_gradients([tree], model, condition_of(2), [advantages], [kept], WIDE, micro_batch=16)
+
+
+def test_a_model_without_anything_to_train_is_refused() -> None:
+    tree, advantages, kept = grown()
+    model = moved_model().requires_grad_(False)
+    with pytest.raises(ModelError, match="velocity: requires_grad = False: must be True"):
+        accumulate_gradients([tree], model, condition_of(2), [advantages], [kept], WIDE)

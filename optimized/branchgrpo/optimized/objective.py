@@ -13,6 +13,7 @@ from branchgrpo.optimized.log_probability import log_density
 from branchgrpo.optimized.table import Table
 from branchgrpo.optimized.tree import Tree
 from branchgrpo.optimized.work import Work
+from branchgrpo.reference.errors import ModelError
 from branchgrpo.reference.options import Objective
 from branchgrpo.reference.protocols import Condition, VelocityModel
 from branchgrpo.reference.types import Reduction
@@ -109,7 +110,13 @@ class Pullback:
     gradient: Float[Tensor, "parents *latent"]
 
     def backward(self, factor: float) -> None:
-        """Add ``factor`` times the gradient of the batch's part of J to the parameters; frees the graph."""
+        """Add ``factor`` times the gradient of the batch's part of J to the parameters; frees the graph.
+
+        Raises:
+            ModelError: velocities without a graph.
+        """
+        if not self.v.requires_grad:
+            raise ModelError("velocity: requires_grad", False, "True: nothing in the model is trained")
         self.v.backward(self.gradient * factor)  # type: ignore[no-untyped-call]
 
     def attached(self, value: Float64[Tensor, ""]) -> Float64[Tensor, ""]:

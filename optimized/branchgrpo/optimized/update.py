@@ -183,7 +183,8 @@ def accumulate_gradients(
 
     Raises:
         InputError, PlanError: before the first forward; with ranks, the lowest rank's on every rank.
-        ModelError: a non-finite velocity; raised after the last backward, so discard the gradients.
+        ModelError: nothing to train in the model; or a non-finite velocity, raised after the last backward, so discard
+            the gradients.
     """
     ranks = parallel.ranks if parallel else None
     check = (trees, condition, advantages, kept, options, reference_model)
