@@ -1,21 +1,11 @@
 """Rollouts and updates on the pretended device; ``test_conformance_pretend_cuda.py`` runs them in a process with it."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from helpers_optimized import (
-    LATENT,
-    SmallModel,
-    accumulated,
-    condition_of,
-    preset_plan,
-    prompts_of,
-    rewards_of,
-    shapes_unchecked,
-)
+from helpers_optimized import LATENT, SmallModel, accumulated, condition_of, preset_plan, prompts_of, rewards_of
 from torch import Tensor
 
 from branchgrpo.conformance.adapters.optimized import OptimizedImplementation
@@ -38,13 +28,6 @@ from branchgrpo.reference.presets import preset
 from branchgrpo.reference.protocols import TensorCondition
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def unchecked() -> Iterator[None]:
-    """Shapes are checked where the same functions run on the CPU."""
-    with shapes_unchecked():
-        yield
 
 
 def condition_on(device: torch.device) -> TensorCondition:

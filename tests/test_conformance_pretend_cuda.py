@@ -24,11 +24,11 @@ pytestmark = pytest.mark.skipif(
 
 
 def start(*words: str) -> subprocess.Popen[str]:
-    """A Python process: a module and its arguments after ``-m``, or a script and its own."""
+    """A Python process: a module after ``-m``, or a script, and arguments; shapes are checked in other tests."""
     paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    own = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "JAXTYPING_DISABLE": "1"}
     out = subprocess.PIPE
-    return subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environment, stdout=out, stderr=out, text=True)
+    return subprocess.Popen([sys.executable, *words], cwd=ROOT, env=os.environ | own, stdout=out, stderr=out, text=True)
 
 
 def finished(process: subprocess.Popen[str]) -> str:
