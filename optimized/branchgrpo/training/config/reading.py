@@ -135,12 +135,19 @@ def as_tables(config: TrainConfig) -> dict[str, Any]:
 
 
 def without_none(value: Any) -> Any:
-    """Tables as TOML can hold them: None as ``""``, tuples as lists."""
+    """Tables as TOML can hold them: None as ``""``, tuples as lists; a table's own tables come last, as they must."""
     if isinstance(value, Mapping):
-        return {key: without_none(part) for key, part in value.items()}
+        return {key: without_none(value[key]) for key in sorted(value, key=lambda key: holds_tables(value[key]))}
     if isinstance(value, list | tuple):
         return [without_none(part) for part in value]
     return "" if value is None else value
+
+
+def holds_tables(value: Any) -> bool:
+    """Whether TOML writes a value under a header of its own: a table, or a list of them."""
+    return isinstance(value, Mapping) or (
+        isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(part, Mapping) for part in value)
+    )
 
 
 def write_config(config: TrainConfig, path: Path | str) -> None:

@@ -3,7 +3,7 @@
 from branchgrpo.reference.errors import OptionError
 from branchgrpo.reference.family import PlanFamily
 from branchgrpo.rewards.registry import NAMES
-from branchgrpo.training.config.checks import check_name, near
+from branchgrpo.training.config.checks import check_name, check_text, near
 from branchgrpo.training.config.method import build_method
 from branchgrpo.training.config.policy_tables import DIGITS, TINY, DataConfig, MethodConfig, ModelConfig, RewardConfig
 from branchgrpo.training.config.step_tables import UpdateConfig
@@ -21,10 +21,12 @@ def check_method(method: MethodConfig, update: UpdateConfig) -> None:
 
 def check_rewards(rewards: tuple[RewardConfig, ...], model: ModelConfig) -> None:
     """Names are known and told apart, one reward trains, and the digits' reward goes with the digits' model."""
-    seen: set[tuple[str, object]] = set()
+    seen: set[tuple[str, str]] = set()
     for i, reward in enumerate(rewards):
         check_name(f"rewards[{i}].name", reward.name, (*OF_DIGITS, *NAMES))
-        label = (reward.name, reward.options.get("name"))
+        told = reward.options.get("name", "")
+        check_text(f"rewards[{i}].options.name", told)
+        label = (reward.name, told)
         if label in seen:
             raise OptionError(f"rewards[{i}].name", reward.name, "named once, or told apart by options.name")
         seen.add(label)
