@@ -167,6 +167,10 @@ class PlainRollout:
         found = tuple(None if level is None else level.reshape(p, -1) for level in log_probs)
         return Trace(plan, tuple(prompts), levels[0], levels[1], stds, found)
 
+    def answering_once(self, model: VelocityModel) -> VelocityModel:
+        """The model as all members of a family call it."""
+        return CalledOnce(model)
+
     def singular_rollout(
         self,
         family: PlanFamily,
@@ -177,7 +181,7 @@ class PlainRollout:
         **options: Any,
     ) -> dict[tuple[int, int], Trace]:
         """Every member, equal inputs called once."""
-        once = CalledOnce(model)
+        once = self.answering_once(model)
         return {
             (k, g): self.rollout(self.family_member(family, k, g), once, prompts, condition, noise, **options)
             for k, g in family.members()

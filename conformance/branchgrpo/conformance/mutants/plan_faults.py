@@ -97,19 +97,8 @@ class ChildrenRedrawnForEveryGranularity(PlainImplementation):
 class EqualInputsAreCalledAgain(PlainImplementation):
     """Each member is rolled out by itself: the anchor and the children's first calls once for every (k, λ)."""
 
-    def singular_rollout(
-        self,
-        family: PlanFamily,
-        model: VelocityModel,
-        prompts: Sequence[Prompt],
-        condition: Condition,
-        noise: NoiseSource,
-        **options: Any,
-    ) -> dict[tuple[int, int], Trace]:
-        return {
-            (k, g): self.rollout(self.family_member(family, k, g), model, prompts, condition, noise, **options)
-            for k, g in family.members()
-        }
+    def answering_once(self, model: VelocityModel) -> VelocityModel:
+        return model
 
 
 @mutant("GRAN-1")
