@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers_demo import double
+from helpers_demo import double, say_slowly
 
 from branchgrpo.models.digits import DigitsConfig, DigitsVelocity
 from branchgrpo.reference.counts import count
@@ -147,6 +147,14 @@ def test_the_pool_keeps_order_and_passes_progress_and_errors_on(workers):
         with pytest.raises(OptionError, match="number = -1"):
             pool.run([Task("bad", double, (-1,))], lambda *_: None)
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_task_s_messages_arrive_before_its_result(workers):
+    seen = []
+    with Pool(workers) as pool:
+        pool.run([Task("a", say_slowly, ())], lambda *message: seen.append(message))
+        assert seen == [("a", 1, 1)]
 
 
 def test_options_are_checked():

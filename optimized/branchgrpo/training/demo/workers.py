@@ -1,9 +1,8 @@
 """Worker processes with one thread each, and the messages by which they tell of their progress."""
 
 import multiprocessing
-import queue
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -57,7 +56,8 @@ class Pool:
         self.executor: ProcessPoolExecutor | None = None
         if workers > 1:
             context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads in an unknown state
-            self.messages = context.Queue()
+            # written by the caller of put itself: a task's messages are there before its result is
+            self.messages = context.SimpleQueue()
             self.executor = ProcessPoolExecutor(workers, context, start_worker, (self.messages,))
 
     def __enter__(self) -> Self:
@@ -72,20 +72,17 @@ class Pool:
         if self.executor is None:
             return [run_here(task, on_progress) for task in tasks]
         futures = [self.executor.submit(run_in_worker, task) for task in tasks]
-        while not all(future.done() for future in futures):
-            self.pass_on(on_progress, patience=0.1)
+        running = set(futures)
+        while running:
+            running = wait(futures, timeout=0.1, return_when=FIRST_EXCEPTION).not_done
+            self.pass_on(on_progress)
             raise_first_error(futures)
-        self.pass_on(on_progress, patience=0.0)
         return [future.result() for future in futures]
 
-    def pass_on(self, on_progress: ProgressCallback, patience: float) -> None:
-        """Hand the messages that are there to the callback, waiting at most ``patience`` seconds for the first."""
-        try:
-            on_progress(*self.messages.get(timeout=patience))
-            while True:
-                on_progress(*self.messages.get_nowait())
-        except queue.Empty:
-            return
+    def pass_on(self, on_progress: ProgressCallback) -> None:
+        """Hand the messages that are there to the callback."""
+        while not self.messages.empty():
+            on_progress(*self.messages.get())
 
 
 def raise_first_error(futures: Sequence[Future[Any]]) -> None:
