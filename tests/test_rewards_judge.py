@@ -23,12 +23,15 @@ from branchgrpo.rewards.reward_set import RewardSet
 from branchgrpo.rewards.score_parser import ScoreParser, UnreadableScore
 from branchgrpo.rewards.scoring import score_leaves
 
-TIMEOUT = 0.3
-"""Seconds an attempt; a healthy answer takes about 5 ms here."""
+PATIENT = 30.0
+"""Seconds an attempt where no answer is meant to be late; a healthy one takes about 5 ms, a busy machine's may wait."""
+
+TIMEOUT = dict.fromkeys(("slow", "drip"), 1.0)
+"""Seconds an attempt under faults that are ended by it."""
 
 FAULTS = {
-    "slow": "no answer within 0.3 s",
-    "drip": "within 0.3 s",
+    "slow": "no answer within 1 s",
+    "drip": "within 1 s",
     "error": "status 500",
     "busy": "status 429",
     "garbage": "malformed JSON",
@@ -53,7 +56,7 @@ def server() -> Iterator[JudgeServer]:
         yield running
 
 
-def judge(server: JudgeServer, attempts: int = 1, timeout: float = TIMEOUT, **options: object) -> ImageJudge:
+def judge(server: JudgeServer, attempts: int = 1, timeout: float = PATIENT, **options: object) -> ImageJudge:
     waits: list[float] = []
     retry = Retry(attempts, base_s=0.1, cap_s=3.0)
     asked = JudgeOptions(retry=retry, concurrency=4, **options)  # type: ignore[arg-type]
@@ -88,8 +91,8 @@ def test_a_fault_fails_the_step_by_name_and_keeps_the_other_scores(server: Judge
     owners = [Prompt(4, "fine"), Prompt(8, f"a cat fault:{fault}*99!"), Prompt(9, "fine too")]
     start = time.monotonic()
     with pytest.raises(MissingScores, match=rf"item 1, prompt 8 \('a cat.*{FAULTS[fault]}") as caught:
-        judge(server)(images, owners)
-    assert time.monotonic() - start < LONG - 1.0
+        judge(server, timeout=TIMEOUT.get(fault, PATIENT))(images, owners)
+    assert time.monotonic() - start < LONG
     assert list(caught.value.reasons) == [1]
     assert caught.value.scores[[0, 2]].tolist() == [expected(images)[0], expected(images)[2]]
     assert caught.value.scores[1].isnan()
@@ -99,7 +102,7 @@ def test_a_fault_fails_the_step_by_name_and_keeps_the_other_scores(server: Judge
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_that_passes_is_retried(server: JudgeServer, fault: str) -> None:
     images = pictures(2)
-    reward = judge(server, attempts=3)
+    reward = judge(server, attempts=3, timeout=TIMEOUT.get(fault, PATIENT))
     found = reward(images, [Prompt(0, "fine"), Prompt(1, f"a dog fault:{fault}*2!")])
     assert found.tolist() == expected(images)
     assert len(server.requests) == 4
@@ -135,18 +138,18 @@ def test_the_log_of_a_step_holds_every_score_but_the_missing_one(server: JudgeSe
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_requests_in_flight_are_bounded(server: JudgeServer, limit: int) -> None:
-    server.hold_s = 0.03
+    server.hold_s = 0.1
     options = JudgeOptions(concurrency=limit)
-    made = ImageJudge("unified", Endpoint(server.base_url, "m", 5.0), options)
+    made = ImageJudge("unified", Endpoint(server.base_url, "m", PATIENT), options)
     made(pictures(9), [Prompt(i, f"{i}") for i in range(9)])
     assert server.most_running == limit
 
 
 def test_many_faults_at_once_lose_nothing(server: JudgeServer) -> None:
-    names = [f for f in FAULTS if f not in ("slow", "drip")]
+    names = [f for f in FAULTS if f not in TIMEOUT]
     images = pictures(2 * len(names))
     owners = [Prompt(i, f"{i} fault:{names[i // 2]}*{i % 2}!") for i in range(len(images))]
-    assert judge(server, attempts=2, timeout=5.0)(images, owners).tolist() == expected(images)
+    assert judge(server, attempts=2)(images, owners).tolist() == expected(images)
     assert len(server.requests) == 3 * len(names)
 
 
@@ -194,7 +197,7 @@ def test_an_attempt_ends_even_if_bytes_keep_coming(server: JudgeServer) -> None:
     content = [{"type": "text", "text": "fault:drip*9!"}]
     with pytest.raises(EndpointFailure, match=r"within 0\.2 s"):
         Endpoint(server.base_url, "m", 0.2).post("/chat/completions", {"messages": [{"content": content}]})
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < LONG
     assert threading.active_count() < 50
 
 
