@@ -14,9 +14,10 @@ from branchgrpo.cli.main import main
 from branchgrpo.conformance.adapters.optimized import OptimizedImplementation
 from branchgrpo.conformance.checks.base import Subject, UnsupportedError
 from branchgrpo.conformance.device_models import SMALL, VARIANTS, DeviceNetwork, truncated
-from branchgrpo.conformance.device_modes import deterministic, tf32
+from branchgrpo.conformance.device_modes import tf32
 from branchgrpo.conformance.device_table import QUANTITIES, DeviceTable, compare, device_table, run
 from branchgrpo.reference.implementation import Trace
+from branchgrpo.training.engine.determinism import deterministic_algorithms
 
 NAMED = {variant.name: variant for variant in VARIANTS}
 EAGER = [variant for variant in VARIANTS if not variant.compiled]
@@ -180,7 +181,7 @@ def test_modes_are_put_back_even_after_an_error(before: bool) -> None:
         assert kept[0] is before
 
         def broken() -> None:
-            with tf32(not before), deterministic(poisoned=True):
+            with tf32(not before), deterministic_algorithms(poisoned=True):
                 assert modes() != kept
                 assert torch.empty(3).isnan().all()
                 raise UnsupportedError("enough")

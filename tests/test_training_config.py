@@ -70,6 +70,7 @@ ILLEGAL = [
     ("run.seed=-1", "run.seed = -1: must be an integer in 0..9223372036854775807"),
     ("run.seed=9223372036854775808", "run.seed"),
     ("run.device=gpu", "run.device = 'gpu': must be auto, cpu, cuda or cuda:N"),
+    ("run.deterministic=1", "run.deterministic = 1: must be"),
     ("run.parallel=fsdp", "run.parallel = 'fsdp': must be 'auto', 'ddp' or 'fsdp2'"),
     ("method.preset=brachgrpo", "method.preset = 'brachgrpo': must be 'branchgrpo'"),
     ("method.log_prob=median", "method.log_prob"),

@@ -1,19 +1,14 @@
-"""Global modes of torch, each set for a block and put back: TF32, determinism, poisoned memory, a compiled step."""
+"""Global modes of torch, each set for a block and put back: TF32, a compiled step."""
 
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
 
 from branchgrpo.conformance.checks.base import UnsupportedError
 from branchgrpo.reference.implementation import Implementation
-
-WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-"""Without this variable a CUDA device's matrix products are refused in deterministic mode."""
 
 TF32_SINCE = (8, 0)
 """The first compute capability with TF32."""
@@ -38,24 +33,6 @@ def tf32(allowed: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def deterministic(poisoned: bool) -> Iterator[None]:
-    """Deterministic algorithms only; fresh memory holds NaN, or the largest integer, if ``poisoned``."""
-    filling: Any = torch.utils.deterministic
-    enabled, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fill, workspace = filling.fill_uninitialized_memory, os.environ.get(WORKSPACE)
-    os.environ.setdefault(WORKSPACE, ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    filling.fill_uninitialized_memory = poisoned
-    try:
-        yield
-    finally:
-        filling.fill_uninitialized_memory = fill
-        torch.use_deterministic_algorithms(enabled, warn_only=warn)
-        if workspace is None:
-            os.environ.pop(WORKSPACE, None)
 
 
 @contextmanager

@@ -15,12 +15,13 @@ from branchgrpo.conformance.capture import every_edge, score
 from branchgrpo.conformance.case import Case, conditions
 from branchgrpo.conformance.checks.base import Subject, UnsupportedError
 from branchgrpo.conformance.device_models import VARIANTS, DeviceNetwork, Variant
-from branchgrpo.conformance.device_modes import compiling, deterministic, require_tf32, tf32
+from branchgrpo.conformance.device_modes import compiling, require_tf32, tf32
 from branchgrpo.conformance.runner import Status
 from branchgrpo.properties.tolerances import PARITY
 from branchgrpo.reference.implementation import Implementation
 from branchgrpo.reference.noise import KeyedNoise
 from branchgrpo.reference.plan import Plan
+from branchgrpo.training.engine.determinism import deterministic_algorithms
 
 QUANTITIES = ("states", "log_probs", "values", "advantages", "gradient")
 """What is compared: the rollout, its log-probabilities, fused values, advantages, and the update's gradient."""
@@ -172,9 +173,9 @@ def difference(found: Outcome, expected: Outcome) -> str:
 def repeat(variant: Variant, again: Callable[[], Outcome]) -> list[Row]:
     """The rows of determinism: two runs, and one in poisoned memory, all with deterministic algorithms."""
     try:
-        with deterministic(poisoned=False):
+        with deterministic_algorithms():
             first, second = again(), again()
-        with deterministic(poisoned=True):
+        with deterministic_algorithms(poisoned=True):
             third = again()
     except Exception as error:
         return [Row(variant.name, name, "failed", detail=describe(error)) for name in (REPEATED, POISONED)]

@@ -58,6 +58,7 @@ RUN = {
     "run.seed": changes("numbers", "run.seed=7"),
     "run.device": changes("rounding", "run.device=cpu"),
     "run.parallel": changes("rounding", "run.parallel=ddp"),
+    "run.deterministic": changes("rounding", "run.deterministic=true"),
 }
 METHOD = {
     "method.preset": changes("numbers", "method.preset=dancegrpo"),

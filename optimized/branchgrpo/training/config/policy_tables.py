@@ -41,6 +41,8 @@ class RunConfig:
         seed: of noise, windows, subsets, the sampler's order, and the adapter's first weights.
         device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` (the rank's GPU where there is one).
         parallel: ``auto`` is DDP where there are several processes; ``fsdp2`` shards the weights over them.
+        deterministic: only algorithms of torch that give the same bits in every run; slower on a GPU, and an operation
+            that has none ends the run.
     """
 
     folder: str = "runs/train"
@@ -48,6 +50,7 @@ class RunConfig:
     seed: int = 0
     device: str = "auto"
     parallel: Parallel = "auto"
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         check_text("run.folder", self.folder, empty=False)
@@ -56,6 +59,7 @@ class RunConfig:
         if not isinstance(self.device, str) or not DEVICE.fullmatch(self.device):
             raise OptionError("run.device", self.device, "auto, cpu, cuda or cuda:N")
         check_name("run.parallel", self.parallel, get_args(Parallel))
+        check_flag("run.deterministic", self.deterministic)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from branchgrpo.training.checkpoint.state import TrainState
 from branchgrpo.training.checkpoint.write import OnStage
 from branchgrpo.training.config.reading import config_hash, write_config
 from branchgrpo.training.config.schema import TrainConfig
+from branchgrpo.training.engine.determinism import deterministic_algorithms
 from branchgrpo.training.engine.distributed import Cluster, early_board, spoken, start_cluster
 from branchgrpo.training.engine.interrupt import Interrupts
 from branchgrpo.training.engine.iteration import Abandoned
@@ -80,10 +81,11 @@ def train(config: TrainConfig, *, resume: bool | Path = False, hooks: Hooks | No
         BranchGRPOError: of any kind; with several processes one of them raises it, the others ``AnotherRankFailed``.
         MonitorStop: a monitor ended the run, which was saved before.
     """
+    repeatable = deterministic_algorithms() if config.run.deterministic else nullcontext()
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime, which diffusers imports, would write to $HOME
     board, cluster = early_board(), None
     try:
-        with Interrupts() as interrupts:
+        with repeatable, Interrupts() as interrupts:
             cluster = start_cluster(config.run, board)
             result = Loop(config, cluster, resume, hooks or Hooks(), interrupts).run()
     except BaseException as error:
