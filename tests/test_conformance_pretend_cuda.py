@@ -79,7 +79,7 @@ def test_the_device_table_is_filled_and_what_the_device_lacks_has_a_reason() -> 
 def test_the_tests_for_a_gpu_that_are_about_placement_pass() -> None:
     chosen = "keyed_rollouts or two_runs"
     assert pytest_on_device("tests/test_optimized_gpu.py", "-k", chosen).startswith("2 passed")
-    assert pytest_on_device("tests/test_training_engine.py", "-m", "gpu").startswith("1 passed")
+    assert pytest_on_device("tests/test_training_determinism.py", "-m", "gpu").startswith("1 passed")
 
 
 def trained(folder: Path, preset: str, *words: str) -> None:
