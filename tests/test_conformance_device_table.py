@@ -51,12 +51,13 @@ class Changed(OptimizedImplementation):
 
 
 class Unwritten(Changed):
-    """The last prompt's last leaf is a row of a fresh buffer that nobody writes."""
+    """The last leaf's last row is never written: NaN in poisoned memory, else the number that an earlier run left."""
 
     def change(self, trace: Trace) -> Trace:
-        leaves = torch.empty_like(trace.states[-1])
-        leaves[:-1] = trace.states[-1][:-1]
-        leaves[-1, :-1] = trace.states[-1][-1, :-1]
+        leaves = trace.states[-1].clone()
+        fresh = torch.empty_like(leaves[-1, -1:])
+        if fresh.isnan().all():
+            leaves[-1, -1:] = fresh
         return replace(trace, states=(*trace.states[:-1], leaves))
 
 
@@ -92,6 +93,15 @@ class Raising(OptimizedImplementation):
         raise ValueError("no trees today")
 
 
+class Refused(Changed):
+    """No deterministic algorithm: raises where only those are allowed."""
+
+    def change(self, trace: Trace) -> Trace:
+        if torch.are_deterministic_algorithms_enabled():
+            raise RuntimeError("no deterministic implementation")
+        return trace
+
+
 def test_the_batched_path_passes_and_what_the_cpu_lacks_is_named() -> None:
     table = device_table(Subject(OptimizedImplementation()), EAGER)
     assert len(table.rows) == len(EAGER) * (len(QUANTITIES) + 2)
@@ -109,10 +119,19 @@ def test_the_batched_path_passes_and_what_the_cpu_lacks_is_named() -> None:
     assert sizes[0] < 1e-14 < sizes[1] < 1e-6 < 1e-4 < sizes[2] < 1e-2  # every variant computes in its precision
 
 
-def test_an_unwritten_row_fails_in_poisoned_memory() -> None:
-    found = failed(Unwritten(), "float64", "bf16 denoiser")
-    assert {("float64", "poisoned memory"), ("bf16 denoiser", "poisoned memory")} <= found
-    assert ("float64", "states") in found
+def test_an_unwritten_row_fails_in_poisoned_memory_alone() -> None:
+    """There the run ends with an error, for its reward is NaN; what the runs before it found stands."""
+    table = device_table(Subject(Unwritten()), [NAMED["float64"], NAMED["bf16 denoiser"]])
+    wrong = [row for row in table.rows if row.status != "passed"]
+    assert [(row.variant, row.quantity) for row in wrong] == [
+        ("float64", "poisoned memory"),
+        ("bf16 denoiser", "poisoned memory"),
+    ]
+    assert all("= nan: must be finite" in row.detail for row in wrong)
+
+
+def test_a_refusal_of_deterministic_algorithms_fails_the_rows_of_determinism_alone() -> None:
+    assert failed(Refused(), "float64") == {("float64", "two runs"), ("float64", "poisoned memory")}
 
 
 def test_coarse_log_probabilities_fail_in_every_precision() -> None:

@@ -172,21 +172,23 @@ def difference(found: Outcome, expected: Outcome) -> str:
 
 def repeat(variant: Variant, again: Callable[[], Outcome]) -> list[Row]:
     """The rows of determinism: two runs, and one in poisoned memory, all with deterministic algorithms."""
-    try:
-        with deterministic_algorithms():
-            first, second = again(), again()
-        with deterministic_algorithms(poisoned=True):
-            third = again()
-    except Exception as error:
-        return [Row(variant.name, name, "failed", detail=describe(error)) for name in (REPEATED, POISONED)]
-    rows = []
-    for name, other in ((REPEATED, second), (POISONED, third)):
-        wrong = difference(other, first)
-        if not first.levels:
-            rows.append(Row(variant.name, name, "unsupported", detail=first.reason))
-        else:
-            rows.append(Row(variant.name, name, "failed" if wrong else "passed", detail=wrong and f"differs: {wrong}"))
-    return rows
+    expected: Outcome | None = None
+
+    def row(name: str) -> Row:
+        nonlocal expected
+        try:
+            if expected is None:
+                with deterministic_algorithms():
+                    expected = again()
+            with deterministic_algorithms(poisoned=name == POISONED):
+                wrong = difference(again(), expected)
+        except Exception as error:  # of this run alone: what another found stands
+            return Row(variant.name, name, "failed", detail=describe(error))
+        if not expected.levels:
+            return Row(variant.name, name, "unsupported", detail=expected.reason)
+        return Row(variant.name, name, "failed" if wrong else "passed", detail=wrong and f"differs: {wrong}")
+
+    return [row(REPEATED), row(POISONED)]
 
 
 def variant_rows(subject: Subject, variant: Variant) -> list[Row]:
