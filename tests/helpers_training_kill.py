@@ -4,6 +4,7 @@ It imports everything once, then forks a run for every line of JSON that it read
 answers with a line: the import would cost more than a run.
 """
 
+import contextlib
 import copy
 import json
 import os
@@ -128,6 +129,8 @@ def run(job: Job, rank: int, note: int, started: float) -> None:
     def iterated(iteration: int, metrics: Mapping[str, float]) -> None:
         if rank == 0:
             os.write(note, f"{iteration} {time.monotonic() - started}\n".encode())
+        if rank == job.rank and job.iteration is not None and iteration > job.iteration:
+            time.sleep(LIMIT_S)  # on a busy machine the kill may be late: the run waits for it
 
     def ready(run: Any) -> None:
         if rank == 0:
@@ -158,9 +161,12 @@ def fork(job: Job, rank: int, note: int, port: int, started: float) -> int:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that is free and below those that the system gives to whoever asks for any."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
 
 
 @dataclass(frozen=True)
